@@ -1,0 +1,54 @@
+# Every job of the project; a virtual environment is made when there is none.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+# One pip line: the five distributions depend on each other, so they are resolved together.
+DISTS   = -e core -e . -e plugins/langchain-mdiff -e plugins/llama-index-readers-mdiff -e plugins/docling-mdiff
+STAMP   = $(VENV)/.installed
+PROJECTS = pyproject.toml core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
+
+.PHONY: help setup check fix test bench gpu-check demo clean
+
+help:
+	@echo "make setup   create $(VENV) and install the workspace"
+	@echo "make demo    read a scanned page with the embedded checkpoint"
+	@echo "make test    the test suite"
+	@echo "make check   lint, format, types, import layers"
+	@echo "make fix     apply what ruff can fix"
+	@echo "make bench   decoding benchmark on this CPU"
+	@echo "make gpu-check  parity and benchmark on a CUDA device"
+	@echo "make clean   remove build products and caches"
+
+$(STAMP): $(PROJECTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet $(DISTS) --group dev
+	touch $@
+
+setup: $(STAMP)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup
+	$(BIN)/python -m pytest -m "not gpu"
+
+bench: setup
+	$(BIN)/python -m tests.benchmarks.bench_decode
+
+gpu-check:
+	$(PYTHON) tests/benchmarks/gpu_check.py
+
+demo: setup
+	$(BIN)/mdiff-adapters parse examples/scan.png
+
+clean:
+	rm -rf dist build out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
