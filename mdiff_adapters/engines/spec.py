@@ -1,0 +1,94 @@
+"""The name of an engine: one string and its options. Loads no torch and opens nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from mdiff_adapters.errors import ConfigError
+
+# Two letters at least: `C:\model` is a Windows path, not a kind.
+_KIND = re.compile(r"^([A-Za-z][A-Za-z0-9_-]+):(.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Which engine is meant. Frozen, hashable and picklable, so it may travel to worker processes.
+
+    Attributes:
+        spec: ``tiny``, a checkpoint (``/path`` or ``org/name``), ``http(s)://…``,
+            ``replay:/folder``, ``reference:/path``, or ``kind:rest`` of a plugin.
+        options: Options of that engine, sorted by name; build it with :meth:`parse`.
+    """
+
+    spec: str = "tiny"
+    options: tuple[tuple[str, object], ...] = ()
+
+    @classmethod
+    def parse(cls, spec: str | os.PathLike[str] | EngineSpec, **options: Any) -> EngineSpec:
+        """Return the spec of a string, with options.
+
+        Local folders become absolute, because a worker process may have another working directory.
+        Options that are None or ``"auto"`` mean the engine's own default and are left out, so that
+        spelling out a default does not build a second engine.
+
+        Args:
+            spec: The string, a checkpoint folder, or a spec whose options are extended.
+            **options: Options of the engine, for example ``device`` and ``dtype``.
+
+        Returns:
+            The spec.
+
+        Raises:
+            ConfigError: If the string is empty, or an option's value cannot be hashed.
+        """
+        if isinstance(spec, EngineSpec):
+            text, options = spec.spec, {**dict(spec.options), **options}
+        else:
+            text = os.fspath(spec).strip()
+        if not text:
+            raise ConfigError("the engine is an empty string", hint="the default is 'tiny'")
+        kept = tuple(sorted((k, v) for k, v in options.items() if v is not None and v != "auto"))
+        try:
+            hash(kept)
+        except TypeError as error:
+            raise ConfigError(
+                f"options of engine {text!r} must be hashable: {error}",
+                hint="give tuples in place of lists and dicts",
+            ) from error
+        match = _KIND.match(text)
+        if match is None:
+            text = _absolute(text)
+        elif match[1] not in ("http", "https"):
+            text = f"{match[1]}:{_absolute(match[2])}"
+        return cls(text, kept)
+
+    @property
+    def kind(self) -> str:
+        """``checkpoint``, ``http``, or what stands before the colon."""
+        match = _KIND.match(self.spec)
+        if match is None:
+            return "checkpoint"
+        return "http" if match[1] == "https" else match[1]
+
+    @property
+    def target(self) -> str:
+        """What the engine opens: the checkpoint, the URL, or what stands after the colon."""
+        match = _KIND.match(self.spec)
+        return self.spec if match is None or self.kind == "http" else match[2]
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.spec
+        return f"{self.spec} ({', '.join(f'{name}={value}' for name, value in self.options)})"
+
+
+def _absolute(text: str) -> str:
+    """Return an existing local path as an absolute one; anything else unchanged."""
+    path = os.path.expanduser(text)
+    # `tiny` is the embedded checkpoint, even beside a folder of that name.
+    if text and text != "tiny" and os.path.exists(path):
+        return os.path.abspath(path)
+    return text
