@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -29,6 +29,14 @@ _PARTIAL_HTML_TAG = re.compile(r"<(?:[/!a-zA-Z][^<>]*)?\Z")
 _PARTIAL_CHARACTER_REFERENCE = re.compile(r"&#[xX]?[0-9a-fA-F]*\Z")
 # Without the semicolon `&copy` of `R&copying` would turn into a sign.
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+# Elements whose tags go away in an HTML answer, their text staying.
+_DROPPED_MARKUP = frozenset({
+    "a", "abbr", "b", "body", "br", "caption", "center", "code", "col", "colgroup", "del", "div",
+    "em", "figure", "font", "h1", "h2", "h3", "h4", "h5", "h6", "head", "hr", "html", "i", "img",
+    "input", "ins", "label", "li", "mark", "ol", "p", "pre", "s", "script", "small", "span",
+    "strike", "strong", "style", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "tt", "u",
+    "ul", "var",
+})  # fmt: skip
 # The limits of the HTML standard; without them one damaged attribute fills the memory.
 _MAX_COL_SPAN = 1000
 _MAX_ROW_SPAN = 65534
@@ -41,7 +49,7 @@ class Cell:
     Attributes:
         row: 0-based row of its upper left slot.
         col: 0-based column of its upper left slot.
-        text: Plain text, may hold newlines and inline ``\\( \\)`` formulas.
+        text: Plain text; may hold newlines and inline formulas.
         row_span: Rows it covers, at least 1.
         col_span: Columns it covers, at least 1.
         is_header: Whether it heads a column, a row or a section.
@@ -271,7 +279,9 @@ def parse_table_answer(text: str) -> ParsedTable:
     if otsl and (markup is None or otsl.start() < markup.start()):
         return parse_otsl(text)
     if markup:
-        return parse_html(text)
+        parsed = parse_html(text)
+        if parsed.table is not None or otsl is None:
+            return parsed
     return parse_otsl(text)
 
 
@@ -353,14 +363,13 @@ def parse_html(text: str) -> ParsedTable:
     if body != text.rstrip():
         flags.append("truncated")
     if not any(reader.rows):
-        caption = _join(reader.outside)
+        caption = "".join(reader.outside).strip()
         return ParsedTable(table=None, text=caption, flags=_unique([*flags, "no_table"]))
     cells, num_cols, ragged = _place(reader.rows)
     if ragged:
         flags.append("ragged")
-    table = Table(
-        num_rows=len(reader.rows), num_cols=num_cols, cells=cells, caption=_join(reader.outside)
-    )
+    caption = "".join(reader.outside).strip()
+    table = Table(num_rows=len(reader.rows), num_cols=num_cols, cells=cells, caption=caption)
     return ParsedTable(table=table, flags=_unique(flags))
 
 
@@ -413,11 +422,7 @@ def _resolve_joins(grid: list[list[tuple[str, str]]], flags: list[str]) -> tuple
             for r, c in _slots(cell):
                 taken[r][c] = True
                 texts.append(grid[r][c][1])
-            text = " ".join(filter(None, texts))
-            cells.append(
-                Cell(row=row, col=col, text=text, row_span=height, col_span=width,
-                     is_header=cell.is_header)
-            )  # fmt: skip
+            cells.append(replace(cell, text=" ".join(filter(None, texts))))
     return tuple(cells)
 
 
@@ -481,6 +486,11 @@ class _HtmlReader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in ("script", "style"):
             self._skipped = tag
+        elif tag in ("sup", "sub"):
+            self._write(f"<{tag}>")
+        elif tag not in _DROPPED_MARKUP:
+            # `x<y>z` is not markup: what is no element of HTML stays text.
+            self._write(self.get_starttag_text() or "")
         elif tag == "table":
             self._depth += 1
             if self._depth > 1:
@@ -494,12 +504,12 @@ class _HtmlReader(HTMLParser):
             self._open_cell(tag, dict(attrs))
         elif tag == "br":
             self._write("\n")
-        elif tag in ("sup", "sub"):
-            self._write(f"<{tag}>")
 
     def handle_endtag(self, tag: str) -> None:
         if tag == self._skipped:
             self._skipped = None
+        elif tag in ("sup", "sub") or tag not in _DROPPED_MARKUP:
+            self._write(f"</{tag}>")
         elif tag == "table":
             if self._depth > 1:
                 self._write("\n")
@@ -507,8 +517,6 @@ class _HtmlReader(HTMLParser):
                 self._cell = None
                 self._row_open = False
             self._depth = max(self._depth - 1, 0)
-        elif tag in ("sup", "sub"):
-            self._write(f"</{tag}>")
         elif self._depth > 1:
             return
         elif tag in ("td", "th"):
