@@ -1,0 +1,195 @@
+"""Text lines cut and prepared as the pieces that a ``segment`` checkpoint reads.
+
+A checkpoint whose capabilities say ``text_unit: segment`` was trained on pieces of one text line:
+scaled to the canvas height, stretched horizontally in the same resize, pasted near the left edge of
+a canvas of fixed size. Every request then has one shape, and a character's position in the answer
+stays close to the image token that shows it. Canvas size and stretch come from the checkpoint.
+
+Source: the recipe the shipped ``tiny`` checkpoint was trained with; ``tests/unit/core`` holds it to
+pieces prepared by that recipe, pixel by pixel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mdiff_core.errors import ImageError
+
+__all__ = ["Piece", "cut_line", "ink_columns", "prepare_line", "prepare_piece"]
+
+Gray = npt.NDArray[np.uint8]
+
+LEFT_MARGIN_PX = 6
+"""Where a piece starts on its canvas."""
+RIGHT_MARGIN_PX = 10
+"""Least background right of a piece."""
+MIN_GAP_PX = 9
+"""Least width of an ink-free run, after stretching, that counts as a gap between words."""
+CUT_ZONE = 0.6
+"""Share of the longest piece, at its end, where the cut is looked for."""
+INK_LEVELS = 60
+"""Grey levels from the background at which a pixel is ink, on a line of full contrast."""
+INK_SHARE = 0.3
+"""The same as a share of the line's own contrast, which decides on pale lines."""
+FLAT_LEVELS = 4
+"""A line whose grey values differ by no more than this holds no ink."""
+MAX_AIR_PX = 48
+"""Ink-free width kept before a piece; more would push its text away from the trained place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a text line, stretched and scaled to the canvas height, not yet on its canvas.
+
+    Attributes:
+        pixels: Grey values, canvas height x piece width.
+        background: Grey value of the paper.
+        after_gap: Whether a gap between words precedes it. False for the first piece and where a
+            run of ink longer than the canvas had to be cut through: no space is put there.
+    """
+
+    pixels: Gray = field(repr=False)
+    background: int
+    after_gap: bool = False
+
+
+def ink_columns(gray: Gray, background: float) -> npt.NDArray[np.bool_]:
+    """Return for each column whether it holds ink: a pixel clearly unlike the background.
+
+    Works for dark text on light paper and for the inverse.
+
+    Args:
+        gray: Grey values, height x width.
+        background: Grey value of the paper.
+
+    Returns:
+        Booleans, one a column.
+    """
+    distance = np.abs(gray.astype(np.int16) - round(background)).max(axis=0)
+    contrast = int(distance.max(initial=0))
+    if contrast <= FLAT_LEVELS:
+        return np.zeros(gray.shape[1], dtype=bool)
+    return np.asarray(distance > min(INK_LEVELS, contrast * INK_SHARE), dtype=bool)
+
+
+def cut_line(
+    gray: Gray,
+    *,
+    segment_px: tuple[int, int],
+    stretch: float,
+    max_piece_px: int | None = None,
+    min_gap_px: int = MIN_GAP_PX,
+) -> list[Piece]:
+    """Scale one upright text line and cut it at word gaps into pieces that fit the canvas.
+
+    The cut lies in the middle of the widest ink-free run of the cut zone (the last of several
+    equally wide ones). Where no run is wide enough, it goes through the column with least ink.
+
+    Args:
+        gray: Grey values of the line, height x width, uint8; from just above the ascenders to just
+            below the descenders.
+        segment_px: Width and height of the canvas in px.
+        stretch: Horizontal stretch relative to the scaled height.
+        max_piece_px: Longest piece, stretched, at most (and by default) what the canvas holds with
+            its margins: 880 px of 896.
+        min_gap_px: Least width of a word gap, stretched.
+
+    Returns:
+        The pieces from left to right; none where the line holds no ink.
+
+    Raises:
+        ImageError: If the line has no pixels or is not a grey image.
+    """
+    if gray.ndim != 2 or gray.dtype != np.uint8 or 0 in gray.shape:
+        raise ImageError(
+            f"a text line must be a grey uint8 image with pixels, got {gray.dtype} {gray.shape}",
+            hint="convert the crop with PIL convert('L') and skip empty boxes",
+        )
+    canvas_width, height = segment_px
+    room = canvas_width - LEFT_MARGIN_PX - RIGHT_MARGIN_PX
+    limit = room if max_piece_px is None else min(max_piece_px, room)
+    width = max(1, round(gray.shape[1] * height / gray.shape[0] * stretch))
+    line = np.asarray(Image.fromarray(gray).resize((width, height), Image.Resampling.BICUBIC))
+    background = float(np.median(line))
+    ink = ink_columns(line, background)
+
+    pieces: list[Piece] = []
+    start, after_gap = 0, False
+    while start < width:
+        ink_at = np.flatnonzero(ink[start:])
+        if not ink_at.size:
+            break
+        start += max(0, int(ink_at[0]) - MAX_AIR_PX)
+        last_ink = int(np.flatnonzero(ink)[-1])
+        # What follows the last ink may be as long as it likes: it is cut off, not read.
+        if min(width, last_ink + 1) - start <= limit:
+            end, gap_follows = min(width, start + limit), False
+        else:
+            end, gap_follows = _cut_column(line, ink, background, start, limit, min_gap_px)
+        pieces.append(Piece(line[:, start:end], round(background), after_gap))
+        start, after_gap = end, gap_follows
+    return pieces
+
+
+def _cut_column(
+    line: Gray,
+    ink: npt.NDArray[np.bool_],
+    background: float,
+    start: int,
+    limit: int,
+    min_gap_px: int,
+) -> tuple[int, bool]:
+    """Return where to end a piece that starts at ``start``, and whether a word gap is there."""
+    first = start + round(limit * (1 - CUT_ZONE))
+    free = np.concatenate(([False], ~ink[first : start + limit], [False])).astype(np.int8)
+    edges = np.diff(free)
+    begins, ends = np.flatnonzero(edges == 1) + first, np.flatnonzero(edges == -1) + first
+    if begins.size:
+        lengths = ends - begins
+        best = int(np.flatnonzero(lengths == lengths.max())[-1])
+        if lengths[best] >= min_gap_px:
+            return int(begins[best] + ends[best]) // 2, True
+    zone = np.abs(line[:, first : start + limit].astype(np.int16) - round(background))
+    amount = zone.sum(axis=0)
+    # The last of the lightest columns: the piece stays as long as it can.
+    return first + int(np.flatnonzero(amount == amount.min())[-1]) + 1, False
+
+
+def prepare_piece(piece: Piece, *, segment_px: tuple[int, int]) -> Image.Image:
+    """Put a piece on its canvas.
+
+    Args:
+        piece: A piece of :func:`cut_line`.
+        segment_px: Width and height of the canvas in px.
+
+    Returns:
+        RGB image of exactly ``segment_px``.
+    """
+    width, height = segment_px
+    canvas = np.full((height, width), piece.background, dtype=np.uint8)
+    canvas[:, LEFT_MARGIN_PX : LEFT_MARGIN_PX + piece.pixels.shape[1]] = piece.pixels
+    return Image.fromarray(canvas).convert("RGB")
+
+
+def prepare_line(
+    gray: Gray, *, segment_px: tuple[int, int], stretch: float
+) -> list[tuple[Image.Image, bool]]:
+    """Return the images of a line's pieces, each with whether a space precedes its text.
+
+    Args:
+        gray: Grey values of the line as for :func:`cut_line`.
+        segment_px: Width and height of the canvas in px.
+        stretch: Horizontal stretch.
+
+    Returns:
+        RGB images of ``segment_px`` from left to right; none where the line holds no ink.
+
+    Raises:
+        ImageError: If the line has no pixels or is not a grey image.
+    """
+    pieces = cut_line(gray, segment_px=segment_px, stretch=stretch)
+    return [(prepare_piece(p, segment_px=segment_px), p.after_gap) for p in pieces]
