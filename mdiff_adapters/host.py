@@ -7,6 +7,7 @@ builds one, and tests hand it their own entry points.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import logging
@@ -215,7 +216,7 @@ class PluginHost:
                 adapter=record.name,
                 hint="unset MDIFF_STRICT_PLUGINS to go on without it",
             ) from record.error
-        logger.warning("plugin %s is not usable: %s", record.name, record.reason)
+        logger.info("plugin %s is not usable: %s", record.name, record.reason)
         return record
 
     def explain(self) -> str:
@@ -323,6 +324,12 @@ def resolve(target: str) -> Any:
     return found
 
 
+@functools.lru_cache(maxsize=4)
+def _installed(settings: HostSettings) -> PluginHost:
+    # Looked up for every parser that is built; what is installed does not change under a process.
+    return load_plugins(settings=settings)
+
+
 def engine_factory(kind: str) -> Callable[[Any], Any]:
     """Return the callable that builds engines of ``kind`` from an ``EngineSpec``.
 
@@ -331,21 +338,26 @@ def engine_factory(kind: str) -> Callable[[Any], Any]:
     Raises:
         EngineUnavailableError: If no usable plugin registers ``kind``.
     """
-    host = load_plugins([])
+    host = PluginHost((), HostSettings())
     if kind not in host.engines:
-        host = load_plugins()
+        host = _installed(HostSettings.from_env())
     if kind not in host.engines:
-        known = ", ".join(f"{name}:" for name in host.engines if name not in ("checkpoint", "http"))
+        known = [f"{name}:" for name in host.engines if name not in ("checkpoint", "http")]
         raise EngineUnavailableError(
             f"no engine kind {kind!r}",
             hint="; ".join(
-                filter(None, [f"known: tiny, a folder, org/name, http://, {known}", host.explain()])
+                filter(
+                    None,
+                    (f"known: tiny, a folder, org/name, http://, {', '.join(known)}",
+                     host.explain()),
+                )
             ),
-        )
+        )  # fmt: skip
     factory: Callable[[Any], Any] = resolve(host.engines[kind].factory)
     return factory
 
 
 def segmenter_factories() -> dict[str, str]:
     """Return the usable segmenters: name to ``module:attribute`` of a factory without arguments."""
-    return {name: info.factory for name, info in load_plugins().segmenters.items()}
+    host = _installed(HostSettings.from_env())
+    return {name: info.factory for name, info in host.segmenters.items()}

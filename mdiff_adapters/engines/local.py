@@ -67,7 +67,7 @@ class LocalEngine:
         make_request: Callable[..., Any] | None = None,
     ) -> None:
         if make_request is None:
-            from mdiff_core import DecodeRequest
+            from mdiff_core.types import DecodeRequest
 
             make_request = DecodeRequest
         self._core = core
