@@ -1,0 +1,121 @@
+"""HTML: one standalone page; all text escaped once."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+
+from mdiff_adapters.document import ParsedDocument, ParsedPage, Region
+from mdiff_adapters.export.structure import Block, Images, image_url, page_blocks
+from mdiff_adapters.formulas import Delimiters, wrap_formula
+
+__all__ = ["page_to_html", "to_html"]
+
+# Raised and lowered text is the one markup that models put into plain answers.
+_SCRIPT = re.compile(r"&lt;(su[bp])&gt;(.*?)&lt;/\1&gt;", re.DOTALL)
+_STYLE = (
+    "body{max-width:50rem;margin:2rem auto;padding:0 1rem;font-family:serif;line-height:1.5}"
+    "table{border-collapse:collapse}td,th{border:1px solid #999;padding:.2rem .5rem}"
+    "section+section{border-top:1px solid #ccc;margin-top:2rem}img{max-width:100%}"
+    "figure{margin:1rem 0}.furniture{color:#666}"
+)
+
+
+def to_html(
+    doc: ParsedDocument,
+    *,
+    title: str | None = None,
+    include_furniture: bool = False,
+    formula_delimiters: Delimiters = "brackets",
+    images: Images = "none",
+) -> str:
+    """Return a document as a standalone HTML page.
+
+    Args:
+        doc: The document.
+        title: Title of the page; the document's own or its source where there is none.
+        include_furniture: As in :func:`mdiff_adapters.export.to_markdown`.
+        formula_delimiters: As in :func:`mdiff_adapters.export.to_markdown`; a script such as
+            MathJax turns the formulas into pictures, none is included.
+        images: As in :func:`mdiff_adapters.export.to_markdown`.
+
+    Returns:
+        HTML with one ``section`` a page; no scripts, no reference to the network.
+    """
+    heading = title or doc.metadata.get("title") or doc.source
+    pages = "\n".join(
+        page_to_html(
+            page,
+            include_furniture=include_furniture,
+            formula_delimiters=formula_delimiters,
+            images=images,
+        )
+        for page in doc.pages
+    )
+    return (
+        '<!DOCTYPE html>\n<html>\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{html.escape(heading)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"{pages}\n</body>\n</html>\n"
+    )
+
+
+def page_to_html(
+    page: ParsedPage,
+    *,
+    include_furniture: bool = False,
+    formula_delimiters: Delimiters = "brackets",
+    images: Images = "none",
+) -> str:
+    """Return one page as a ``section`` element; options as in :func:`to_html`."""
+    wrap_formula("", formula_delimiters)
+    lines = [f'<section id="page-{page.index + 1}" data-label="{html.escape(page.label)}">']
+    for block in page_blocks(page, include_furniture=include_furniture):
+        lines += _block(block, formula_delimiters, images)
+    return "\n".join([*lines, "</section>"])
+
+
+def _block(block: Block, delimiters: Delimiters, images: Images) -> Iterator[str]:
+    region = block.region
+    if block.items:
+        items = "".join(f"<li>{_inline(text)}</li>" for text, _ in block.items)
+        yield f'<ul id="{_id(region)}">{items}</ul>'
+        return
+    body = "".join(_body(region, delimiters, images))
+    if not (region.type == "image" or block.before or block.after):
+        yield body
+        return
+    before = "".join(_note(other) for other in block.before)
+    after = "".join(_note(other) for other in block.after)
+    yield f'<figure id="{_id(region)}">{before}{body}{after}</figure>'
+
+
+def _body(region: Region, delimiters: Delimiters, images: Images) -> Iterator[str]:
+    url = image_url(region, images)
+    if url is not None:
+        yield f'<img src="{html.escape(url)}" alt="{region.type}">'
+    if region.table is not None:
+        yield region.table.to_html()
+    if region.latex:
+        formula = html.escape(wrap_formula(region.latex, delimiters), quote=False)
+        yield f'<div class="formula">{formula}</div>'
+    if not region.text:
+        return
+    if region.type in ("code", "algorithm"):
+        yield f"<pre><code>{html.escape(region.text, quote=False)}</code></pre>"
+        return
+    name = "h2" if region.type == "title" else "p"
+    for paragraph in region.text.split("\n\n"):
+        yield f'<{name} class="{region.type}">{_inline(paragraph)}</{name}>'
+
+
+def _note(region: Region) -> str:
+    return f'<p id="{_id(region)}" class="{region.type}">{_inline(region.text)}</p>'
+
+
+def _inline(text: str) -> str:
+    return _SCRIPT.sub(r"<\1>\2</\1>", html.escape(text, quote=False)).replace("\n", "<br>")
+
+
+def _id(region: Region) -> str:
+    return html.escape(region.id)
