@@ -1,0 +1,239 @@
+"""One forward of the network over the scheduler's spans, and the unmask decision on its rows.
+
+Pure with respect to the requests: nothing here changes a sequence, so a forward that ran out of
+memory can simply be run again in smaller parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mdiff_core.cache import CachedAttention, KVCache
+from mdiff_core.models.mineru import MinerUDiffusion
+from mdiff_core.sampling import entropy, greedy, sample
+from mdiff_core.scheduler import Sequence, Span, group_spans
+from mdiff_core.unmasking import StepState, get_rule
+
+KEY_ROUNDING = 64
+HEAD_CHUNK_ELEMENTS = 2**27
+"""Logits computed at a time: 512 MiB in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one denoising span proposes: (L,) tokens, confidences and the positions to confirm."""
+
+    span: Span
+    tokens: npt.NDArray[np.int64]
+    confidence: npt.NDArray[np.float32]
+    chosen: npt.NDArray[np.bool_]
+
+
+class Runner:
+    """Runs spans eagerly: any mix of prompt chunks, commits and denoising blocks.
+
+    Args:
+        model: The network.
+        cache: Its cache.
+    """
+
+    def __init__(self, model: MinerUDiffusion, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+        self.num_head_rows = 0
+
+    @torch.inference_mode()
+    def run(self, spans: list[Span]) -> list[Outcome]:
+        """Run one forward.
+
+        Args:
+            spans: From :meth:`mdiff_core.scheduler.Scheduler.plan`.
+
+        Returns:
+            One outcome for each span that denoises.
+
+        Cost: one forward; the head on masked rows only; one device-to-host copy.
+        """
+        groups = group_spans(spans, KEY_ROUNDING)
+        ordered = [span for group in groups for span in group]
+        hidden = self._forward(groups, ordered)
+        denoising = [span for span in ordered if span.denoises]
+        if not denoising:
+            return []
+        # Row of each sequence's first block position in the flat hidden states.
+        ends = np.cumsum([len(span.ids) for span in ordered])
+        firsts = [
+            int(end) - span.sequence.block_length
+            for span, end in zip(ordered, ends, strict=True)
+            if span.denoises
+        ]
+        masked = [np.flatnonzero(span.sequence.masked) for span in denoising]
+        rows = np.concatenate([first + m for first, m in zip(firsts, masked, strict=True)])
+        counts = [len(m) for m in masked]
+        sequences = [span.sequence for span in denoising]
+        index = torch.from_numpy(rows).to(hidden.device, non_blocking=True)
+        tokens, confidence, spread = self._propose(hidden.index_select(0, index), counts, sequences)
+        return self._decide(denoising, masked, counts, tokens, confidence, spread)
+
+    def encode(self, sequences: list[Sequence], max_patches: int) -> None:
+        """Turn the prepared images of new sequences into embeddings, in packed calls.
+
+        Args:
+            sequences: Their ``features`` hold :class:`~mdiff_core.imaging.Patches`.
+            max_patches: Patches of one call; a larger image runs alone.
+        """
+        batch: list[Sequence] = []
+        size = 0
+        for sequence in [*sequences, None]:
+            patches = 0 if sequence is None else sequence.features.rows * sequence.features.cols
+            if batch and (sequence is None or size + patches > max_patches):
+                with torch.inference_mode():
+                    encoded = self.model.encode_images([s.features for s in batch])
+                for done, features in zip(batch, encoded, strict=True):
+                    done.features = features
+                batch, size = [], 0
+            if sequence is not None:
+                batch.append(sequence)
+                size += patches
+
+    def _forward(self, groups: list[list[Span]], ordered: list[Span]) -> Tensor:
+        device = self.model.device
+        ids = np.concatenate([span.ids for span in ordered])
+        positions = np.concatenate([np.arange(s.start, s.start + len(s.ids)) for s in ordered])
+        ids_d, positions_d = (
+            torch.from_numpy(x).to(device, non_blocking=True) for x in (ids, positions)
+        )
+        embeds = self.model.embed(ids_d, self._features(ordered))
+        attend = CachedAttention(self.cache, groups, device)
+        hidden: Tensor = self.model.decoder(embeds, positions_d, attend)
+        return hidden
+
+    def _features(self, ordered: list[Span]) -> Tensor | None:
+        image_id = self.model.config.image_token_id
+        parts = []
+        for span in ordered:
+            if not span.num_prompt:
+                continue
+            # A chunk of a long prompt takes its own part of the image.
+            before = int((span.sequence.prompt[: span.start] == image_id).sum())
+            count = int((span.ids[: span.num_prompt] == image_id).sum())
+            if count:
+                parts.append(span.sequence.features[before : before + count])
+        return torch.cat(parts) if parts else None
+
+    def _propose(
+        self, hidden: Tensor, counts: list[int], sequences: list[Sequence]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return token, confidence and (if a rule asks) entropy of each masked row."""
+        mask_id = self.model.config.mask_token_id
+        vocabulary = self.model.config.text.vocab_size
+        wants_entropy = any(get_rule(s.config.rule)[1] for s in sequences)
+        sampled = any(s.config.temperature > 0 for s in sequences)
+        self.num_head_rows += hidden.shape[0]
+        chunk = max(1, HEAD_CHUNK_ELEMENTS // vocabulary)
+        parts: list[tuple[Tensor, ...]] = []
+        # With sampling in the batch the chunks are the requests, each with its own stream.
+        sizes = counts if sampled else [chunk] * (hidden.shape[0] // chunk)
+        if not sampled and hidden.shape[0] % chunk:
+            sizes = [*sizes, hidden.shape[0] % chunk]
+        for i, rows in enumerate(hidden.split(sizes)):
+            logits = self.model.decoder.lm_head(rows)
+            config = sequences[i].config if sampled else None
+            if config is not None and config.temperature > 0:
+                tokens, confidence = sample(
+                    logits,
+                    mask_id,
+                    temperature=config.temperature,
+                    top_k=config.top_k,
+                    top_p=config.top_p,
+                    generator=sequences[i].generator,
+                )
+            else:
+                tokens, confidence = greedy(logits, mask_id)
+            parts.append(
+                (tokens, confidence, entropy(logits)) if wants_entropy else (tokens, confidence)
+            )
+        joined = [torch.cat(column) for column in zip(*parts, strict=True)]
+        return joined[0], joined[1], joined[2] if wants_entropy else None
+
+    def _decide(
+        self,
+        spans: list[Span],
+        masked: list[npt.NDArray[np.int64]],
+        counts: list[int],
+        tokens: Tensor,
+        confidence: Tensor,
+        spread: Tensor | None,
+    ) -> list[Outcome]:
+        """Apply each request's rule to its rows; rows of one rule and length are one call."""
+        device = tokens.device
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        kinds: dict[tuple[str, int], list[int]] = {}
+        for i, span in enumerate(spans):
+            kind = (span.sequence.config.rule, span.sequence.block_length)
+            kinds.setdefault(kind, []).append(i)
+        found = []
+        for (name, length), members in kinds.items():
+            rule, needs_entropy = get_rule(name)
+            grid = np.zeros((len(members), length), np.bool_)
+            for row, i in zip(grid, members, strict=True):
+                row[masked[i]] = True
+            flat = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
+            source = torch.from_numpy(flat).to(device)
+            where = torch.from_numpy(grid).to(device)
+            settings = np.array(
+                [
+                    (
+                        s.num_required,
+                        s.config.threshold,
+                        s.config.factor,
+                        s.config.entropy_bound,
+                    )
+                    for s in (spans[i].sequence for i in members)
+                ],
+                np.float32,
+            )
+            columns = torch.from_numpy(settings).to(device).split(1, dim=1)
+
+            def spread_out(
+                values: Tensor, where: Tensor = where, source: Tensor = source
+            ) -> Tensor:
+                out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
+                out[where] = values.index_select(0, source)
+                return out
+
+            grid_confidence = spread_out(confidence)
+            state = StepState(
+                confidence=grid_confidence,
+                entropy=spread_out(spread) if needs_entropy and spread is not None else None,
+                masked=where,
+                num_required=columns[0].long(),
+                threshold=columns[1],
+                factor=columns[2],
+                entropy_bound=columns[3],
+            )
+            found.append((members, spread_out(tokens), grid_confidence, rule(state)))
+        # One copy: token ids are exact in float64.
+        packed = torch.cat(
+            [torch.stack([t.double(), c.double(), ch.double()]).flatten() for _, t, c, ch in found]
+        ).cpu()
+        outcomes = []
+        at = 0
+        for members, grid_tokens, _, _ in found:
+            size = 3 * grid_tokens.numel()
+            part = packed[at : at + size].view(3, *grid_tokens.shape).numpy()
+            at += size
+            for row, i in enumerate(members):
+                outcomes.append(
+                    Outcome(
+                        spans[i],
+                        part[0, row].astype(np.int64),
+                        part[1, row].astype(np.float32),
+                        part[2, row] > 0,
+                    )
+                )
+        return outcomes
