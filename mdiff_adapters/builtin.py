@@ -33,6 +33,11 @@ def mdiff_register_engines() -> list[EngineInfo]:
             factory="mdiff_adapters.engines.reference:ReferenceEngine.from_spec",
             summary="upstream's own code through transformers, reference:/path",
         ),
+        EngineInfo(
+            name="scripted",
+            factory="mdiff_adapters.testing.engine:ScriptedEngine.from_spec",
+            summary="fixed answers without a model, for tests",
+        ),
     ]
 
 

@@ -13,7 +13,7 @@ from mdiff_adapters.errors import ConfigError
 _KIND = re.compile(r"^([A-Za-z][A-Za-z0-9_-]+):(.*)$", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EngineSpec:
     """Which engine is meant. Frozen, hashable and picklable, so it may travel to worker processes.
 
@@ -82,7 +82,12 @@ class EngineSpec:
     def __str__(self) -> str:
         if not self.options:
             return self.spec
-        return f"{self.spec} ({', '.join(f'{name}={value}' for name, value in self.options)})"
+        # Specs end up in logs and error messages; a key must not.
+        shown = [(name, "***" if "key" in name else value) for name, value in self.options]
+        return f"{self.spec} ({', '.join(f'{name}={value}' for name, value in shown)})"
+
+    def __repr__(self) -> str:
+        return f"EngineSpec({str(self)!r})"
 
 
 def _absolute(text: str) -> str:
