@@ -17,17 +17,9 @@ FURNITURE: frozenset[RegionType] = frozenset(
 )
 """Types that exports leave out unless asked for, as the reference does."""
 
-FLOATS: frozenset[RegionType] = frozenset(
-    {"image", "table", "equation", "equation_block", "code", "algorithm"}
-)
-"""Types that captions and footnotes can belong to."""
-
 _ATTACHED: frozenset[RegionType] = frozenset(
     {"image_caption", "image_footnote", "table_caption", "table_footnote", "code_caption"}
 )
-
-CONTAINERS: frozenset[RegionType] = frozenset({"list", "equation_block"})
-"""Types that can hold other regions, which then tell their content."""
 
 Images = str | os.PathLike[str]
 """``none``, ``embed``, or a folder that images are written to."""
