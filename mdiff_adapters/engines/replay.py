@@ -160,6 +160,8 @@ class ReplayEngine:
 
 
 def _to_answer(request_id: str, text: str, recorded: Mapping[str, Any]) -> Answer:
+    if recorded.get("error"):
+        return failed(request_id, EngineError(f"recorded error: {recorded['error']}"))
     return Answer(
         id=request_id,
         text=text,

@@ -139,15 +139,16 @@ def _add_block(out: Any, page: ParsedPage, block: Block) -> None:
         return
     item = _add_region(out, page, block.region)
     for other in (*block.before, *block.after):
+        # Footnotes stay items of the body: docling-core prints none that only a table refers to.
+        is_caption = LABELS[other.type] is DocItemLabel.CAPTION and hasattr(item, "captions")
         note = out.add_text(
             label=LABELS[other.type],
             text=other.text,
             prov=_prov(page, other, other.text),
-            parent=item if _is_floating(item) else None,
+            parent=item if is_caption else None,
         )
-        if _is_floating(item):
-            caption = LABELS[other.type] is DocItemLabel.CAPTION
-            (item.captions if caption else item.footnotes).append(note.get_ref())
+        if is_caption:
+            item.captions.append(note.get_ref())
 
 
 def _add_region(out: Any, page: ParsedPage, region: Region) -> Any:
@@ -182,10 +183,6 @@ def _add_region(out: Any, page: ParsedPage, region: Region) -> Any:
     return out.add_text(
         label=label, text=region.text, prov=_prov(page, region, region.text), content_layer=layer
     )
-
-
-def _is_floating(item: Any) -> bool:
-    return hasattr(item, "captions")
 
 
 def _layer(region: Region) -> Any:

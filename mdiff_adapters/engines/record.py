@@ -1,0 +1,305 @@
+"""Recording: runs an engine on a document and writes the folder that ``replay:DIR`` answers from.
+
+A page ``NAME_p0003`` is a picture ``NAME_p0003.jpg`` and a file ``NAME_p0003.json``:
+
+- ``layout_output``: the answer to the layout task, as decoded;
+- ``regions``: its records in the model's order, each with ``type``, ``bbox`` (fractions of the
+  page), ``angle`` and ``content``, the answer as decoded, null where nothing was asked;
+- ``whole_page``: answers by task about the whole page, where the layout failed;
+- ``markdown``: the page as parsed; ``engine``, ``threshold``: how it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typing_extensions import Self
+
+from mdiff_adapters.document import ParsedPage, Region
+from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engine, Request
+from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.spec import EngineSpec
+from mdiff_adapters.errors import ConfigError, DocumentError
+from mdiff_adapters.export import page_to_markdown
+from mdiff_adapters.export.text import region_text
+from mdiff_adapters.layout import parse_layout
+from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_segmenter
+from mdiff_adapters.sources import SourceLimits, open_source
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["RecordingEngine", "record", "record_command", "write_page"]
+
+logger = logging.getLogger(__name__)
+
+_JPEG_QUALITY = 95
+_ROTATIONS = {0: "up", 90: "right", 180: "down", 270: "left"}
+
+
+class RecordingEngine:
+    """An engine that keeps what another one answers.
+
+    Args:
+        engine: The engine that is asked; closing the recorder leaves it open.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, int], list[tuple[Request, Answer]]] = {}
+
+    @property
+    def name(self) -> str:
+        """The name of the engine that is asked."""
+        return self._engine.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine that is asked knows."""
+        return self._engine.capabilities
+
+    def answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Yield the answers of the engine and keep those that name their page."""
+        asked: dict[str, Request] = {}
+
+        def noted() -> Iterator[Request]:
+            for request in requests:
+                asked[request.id] = request
+                yield request
+
+        for answer in self._engine.answer(noted()):
+            request = asked.pop(answer.id, None)
+            if request is not None and "stem" in request.origin:
+                key = (str(request.origin["stem"]), int(request.origin.get("page", 0)))
+                with self._lock:
+                    self._kept.setdefault(key, []).append((request, answer))
+            yield answer
+
+    def take(self, stem: str, page: int) -> list[tuple[Request, Answer]]:
+        """Return what was asked about a page so far, and forget it.
+
+        Args:
+            stem: File stem of the document.
+            page: 0-based page index.
+
+        Returns:
+            Requests with their answers, in the order of completion.
+        """
+        with self._lock:
+            return self._kept.pop((stem, page), [])
+
+    def close(self) -> None:
+        """Forget what was kept; the engine that is asked stays open."""
+        with self._lock:
+            self._kept = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def record(
+    source: Any,
+    folder: str | os.PathLike[str],
+    *,
+    engine: str | EngineSpec | Engine = "tiny",
+    segmenter: str = "auto",
+    decode: DecodeConfig | None = None,
+    pages: Any = None,
+    password: str | None = None,
+    dpi: float = 200.0,
+    **engine_options: Any,
+) -> Iterator[Path]:
+    """Parse a document and write each page's answers, as soon as the page is read.
+
+    Pages that cannot be rendered are left out. An engine without the layout task is recorded
+    through what its segmenter found: the layout answer is written from the page's regions.
+
+    Args:
+        source: The document, see :func:`mdiff_adapters.sources.open_source`.
+        folder: Where to write; made where it is missing.
+        engine: The engine, see :func:`mdiff_adapters.engines.open_engine`.
+        segmenter: ``auto``, ``model``, ``lines`` or a plugin's.
+        decode: Decoding settings.
+        pages: Selected pages, ``"1-3,7"`` (1-based) or 0-based integers.
+        password: Password of an encrypted PDF.
+        dpi: Resolution at which PDF pages are rendered.
+        **engine_options: Options of the engine.
+
+    Yields:
+        The path of each ``.json`` file written.
+
+    Raises:
+        ConfigError: If the folder cannot be written, or a setting is wrong.
+        DocumentError: If the document cannot be opened.
+        EngineError: If the engine as a whole cannot answer.
+    """
+    recorder = RecordingEngine(open_engine(engine, **engine_options))
+    if segmenter == "auto":
+        segmenter = choose_segmenter(recorder.capabilities)
+    reader = get_segmenter(segmenter)
+    decode = decode or DecodeConfig()
+    limits = SourceLimits(dpi=dpi)
+    with open_source(source, password=password, pages=pages, limits=limits) as document:
+        for index in document.page_indices:
+            try:
+                image = document.load(index)
+            except DocumentError as error:
+                logger.warning("page left out of the recording: %s", error)
+                continue
+            (page,) = reader.read([image], recorder, decode, SegmenterOptions())
+            asked = recorder.take(image.stem, index)
+            about = {"engine": recorder.name, "threshold": decode.threshold}
+            name = f"{image.stem}_p{index + 1:04d}"
+            yield write_page(folder, name, page, asked, image=image.image, about=about)
+
+
+def write_page(
+    folder: str | os.PathLike[str],
+    name: str,
+    page: ParsedPage,
+    asked: Iterable[tuple[Request, Answer]],
+    *,
+    image: Image.Image | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write one recorded page.
+
+    Args:
+        folder: Where to write; made where it is missing.
+        name: Name of the files without ending, ``NAME_p0001``.
+        page: The page as parsed.
+        asked: What was asked about it, with the answers.
+        image: The page image, written as JPEG.
+        about: More fields for the file, for example how it was made.
+
+    Returns:
+        The path of the ``.json`` file.
+
+    Raises:
+        ConfigError: If the folder cannot be written.
+    """
+    data = {"page": name, **(about or {}), **_answers(page, list(asked))}
+    data["markdown"] = page_to_markdown(page)
+    path = Path(folder) / f"{name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if image is not None:
+            image.save(path.with_suffix(".jpg"), quality=_JPEG_QUALITY)
+        path.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"folder {os.fspath(folder)!r} cannot be written: {error}",
+            hint="give a folder that can be written",
+        ) from error
+    return path
+
+
+def _answers(page: ParsedPage, asked: list[tuple[Request, Answer]]) -> dict[str, Any]:
+    layouts = [answer for request, answer in asked if request.task == "layout"]
+    if not layouts:
+        return {
+            "layout_output": "\n".join(map(_layout_record, page.regions)),
+            "regions": [_parsed_region(region) for region in page.regions],
+        }
+    layout = layouts[-1]
+    by_order = {
+        request.origin["order"]: answer
+        for request, answer in asked
+        if request.origin.get("order") is not None
+    }
+    data: dict[str, Any] = {"layout_output": layout.text, "layout": _measures(layout)}
+    data["regions"] = []
+    for order, found in enumerate(parse_layout(layout.text).records):
+        box = found.bbox
+        region = {
+            "type": found.raw_label or found.type,
+            "bbox": [box.x0, box.y0, box.x1, box.y1],
+            "angle": found.angle,
+            "content": None,
+        }
+        if order in by_order:
+            answer = by_order[order]
+            region |= {"content": answer.text, **_measures(answer)}
+        data["regions"].append(region)
+    whole = {
+        request.task: {"content": answer.text, **_measures(answer)}
+        for request, answer in asked
+        if request.task != "layout" and request.origin.get("order") is None
+    }
+    return data | ({"whole_page": whole} if whole else {})
+
+
+def _measures(answer: Answer) -> dict[str, Any]:
+    measures: dict[str, Any] = {
+        "finish_reason": answer.finish_reason,
+        "confidence": answer.confidence,
+        "num_tokens": answer.num_tokens,
+        "num_forwards": answer.num_forwards,
+    }
+    if answer.error is not None:
+        measures["error"] = str(answer.error)
+    return measures
+
+
+def _layout_record(region: Region) -> str:
+    box = region.bbox
+    corners = " ".join(f"{round(value * 1000):03d}" for value in (box.x0, box.y0, box.x1, box.y1))
+    return (
+        f"<|box_start|>{corners}<|box_end|><|ref_start|>{region.raw_label or region.type}"
+        f"<|ref_end|><|rotate_{_ROTATIONS[region.angle]}|>"
+    )
+
+
+def _parsed_region(region: Region) -> dict[str, Any]:
+    box = region.bbox
+    content = region.table.to_otsl() if region.table is not None else region_text(region)
+    return {
+        "type": region.raw_label or region.type,
+        "bbox": [box.x0, box.y0, box.x1, box.y1],
+        "angle": region.angle,
+        "content": content or None,
+        "finish_reason": region.finish_reason,
+        "confidence": region.confidence,
+    }
+
+
+def record_command(
+    source: Annotated[str, typer.Argument(help="PDF or image to record.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write the recorded pages to.")],
+    engine: Annotated[str, typer.Option(help="Engine to record.")] = "tiny",
+    segmenter: Annotated[str, typer.Option(help="auto, model, lines or a plugin's.")] = "auto",
+    threshold: Annotated[float, typer.Option(help="Confidence that confirms a token.")] = 0.95,
+    pages: Annotated[str | None, typer.Option(help='Pages, for example "1-3,7".')] = None,
+    password: Annotated[str | None, typer.Option(help="Password of an encrypted PDF.")] = None,
+    dpi: Annotated[float, typer.Option(help="Resolution of rendered PDF pages.")] = 200.0,
+) -> None:
+    """Record an engine's answers on a document, for `--engine replay:FOLDER`."""
+    written = record(
+        source,
+        folder,
+        engine=engine,
+        segmenter=segmenter,
+        decode=DecodeConfig(threshold=threshold),
+        pages=pages,
+        password=password,
+        dpi=dpi,
+    )
+    for path in written:
+        typer.echo(path)
