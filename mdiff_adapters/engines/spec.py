@@ -50,13 +50,18 @@ class EngineSpec:
             text = os.fspath(spec).strip()
         if not text:
             raise ConfigError("the engine is an empty string", hint="the default is 'tiny'")
-        kept = tuple(sorted((k, v) for k, v in options.items() if v is not None and v != "auto"))
+        # JSON gives lists where a setting was a tuple.
+        kept = tuple(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in sorted(options.items())
+            if value is not None and value != "auto"
+        )
         try:
             hash(kept)
         except TypeError as error:
             raise ConfigError(
                 f"options of engine {text!r} must be hashable: {error}",
-                hint="give tuples in place of lists and dicts",
+                hint="give numbers, strings or tuples",
             ) from error
         match = _KIND.match(text)
         if match is None:

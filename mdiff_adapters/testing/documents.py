@@ -37,9 +37,7 @@ def sample_pdf(
     texts = [f"Page {n + 1}" for n in range(num_pages)] if texts is None else texts
     width, height = size_pt
     kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(num_pages))
-    labels = (
-        f"/PageLabels << /Nums [0 << /S /r >> {roman} << /S /D >>] >>" if roman else ""
-    )
+    labels = f"/PageLabels << /Nums [0 << /S /r >> {roman} << /S /D >>] >>" if roman else ""
     objects = [
         f"<< /Type /Catalog /Pages 2 0 R {labels} >>",
         f"<< /Type /Pages /Count {num_pages} /Kids [{kids}] /MediaBox [0 0 {width} {height}] >>",

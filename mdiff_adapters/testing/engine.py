@@ -20,9 +20,7 @@ from mdiff_adapters.errors import ConfigError, EngineError
 Script = Callable[[Request], "str | Answer"]
 """Says what is answered to a request; an exception it raises becomes the answer's error."""
 
-ONE_TEXT_REGION = (
-    "<|box_start|>050 050 950 950<|box_end|><|ref_start|>text<|ref_end|><|rotate_up|>"
-)
+ONE_TEXT_REGION = "<|box_start|>050 050 950 950<|box_end|><|ref_start|>text<|ref_end|><|rotate_up|>"
 """A layout answer: one upright text region on nearly the whole page."""
 
 

@@ -65,7 +65,7 @@ def test_bad_specs_are_config_errors() -> None:
     with pytest.raises(ConfigError, match="empty"):
         EngineSpec.parse("  ")
     with pytest.raises(ConfigError, match="hashable"):
-        EngineSpec.parse("tiny", tasks=["text"])
+        EngineSpec.parse("tiny", tasks={"text": 1})
     with pytest.raises(ConfigError, match="neither a spec string nor an engine"):
         open_engine(3)  # type: ignore[arg-type]
 

@@ -1,0 +1,179 @@
+"""What an adapter says about where a text comes from: flat metadata and stable ids.
+
+Index stores hash metadata as JSON, and many take scalars only. So everything here is a JSON scalar
+and the same on every run: no timings, no temporary paths, no confidences (their last digits depend
+on what else was in the batch).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from mdiff_adapters.document import ParsedPage
+from mdiff_adapters.errors import ConfigError, DocumentError, DocumentNotFoundError
+from mdiff_adapters.export.elements import page_to_elements
+
+SCHEMA = 1
+"""Version of metadata and ids; raised when either changes for the same file."""
+
+# The version 5 UUID of "mdiff-adapters" in the DNS namespace.
+_NAMESPACE = uuid.UUID("7d258b3d-c504-55e1-af66-366cff009966")
+
+_FILE_FIELDS = ("producer", "creator", "creationdate")
+_OPTIONAL_FIELDS = ("title", "author", "moddate")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A document as the parser takes it.
+
+    Attributes:
+        source: A local path, the bytes, or a PIL image made of them.
+        name: What to call it; None where the parser knows better.
+        digest: SHA-256 of the content in hex; empty where it cannot be read, which the parser then
+            says properly.
+    """
+
+    source: Any
+    name: str | None
+    digest: str
+
+
+def read_input(source: Any, *, fs: Any = None) -> Input:
+    """Return a document with the digest of its content; files that are not local are fetched once.
+
+    Args:
+        source: Path (str or os.PathLike), URL, bytes or a binary file object.
+        fs: fsspec file system that ``source`` is a path on.
+
+    Raises:
+        ConfigError: If it is none of these, or a URL needs fsspec and it is not installed.
+        DocumentNotFoundError: If there is no such file on ``fs`` or at the URL.
+        DocumentError: If it cannot be fetched.
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _from_bytes(bytes(source), None)
+    if hasattr(source, "read"):
+        if getattr(source, "seekable", lambda: False)():
+            source.seek(0)
+        data = source.read()
+        if isinstance(data, str):
+            raise ConfigError("the file object gives text", hint='open it in binary mode ("rb")')
+        name = getattr(source, "name", None)
+        return _from_bytes(data, name if isinstance(name, str) else None)
+    if not isinstance(source, (str, os.PathLike, PurePath)):
+        raise ConfigError(
+            f"a document cannot be opened from {type(source).__name__}",
+            hint="give a path, a URL, bytes or a binary file object",
+        )
+    text = os.fspath(source)
+    if fs is not None:
+        return _from_bytes(_fetch(fs, text, text), text)
+    if "://" in text:
+        remote, path = _remote(text)
+        return _from_bytes(_fetch(remote, path, text), text)
+    return Input(text, None, _digest_file(text))
+
+
+def _from_bytes(data: bytes, name: str | None) -> Input:
+    return Input(data, name, hashlib.sha256(data).hexdigest())
+
+
+def _digest_file(path: str) -> str:
+    digest = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    except (OSError, ValueError):
+        return ""
+    return digest.hexdigest()
+
+
+def _remote(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise ImportError(
+            'URLs need fsspec: pip install "mdiff-adapters[fsspec]"', name="fsspec"
+        ) from error
+    try:
+        fs, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"no file system for this URL: {error}", source=url) from error
+    return fs, path
+
+
+def _fetch(fs: Any, path: str, source: str) -> bytes:
+    try:
+        data: bytes = fs.cat_file(path)
+    except FileNotFoundError as error:
+        raise DocumentNotFoundError(
+            "there is no such file", hint="check the path", source=source
+        ) from error
+    except OSError as error:
+        raise DocumentError(f"cannot be fetched: {error}", source=source) from error
+    return data
+
+
+def stable_id(digest: str, *parts: str | int) -> str:
+    """Return a UUID that is the same for the same content and parts, wherever the file lies.
+
+    Args:
+        digest: SHA-256 of the file in hex.
+        *parts: What tells texts of one file apart: mode, page, region.
+    """
+    return str(uuid.uuid5(_NAMESPACE, "/".join(str(part) for part in (SCHEMA, digest, *parts))))
+
+
+def file_metadata(document: Any) -> dict[str, str | int]:
+    """Return what a file says about itself.
+
+    Args:
+        document: An open document, with ``source``, ``num_pages`` and ``metadata``.
+
+    Returns:
+        ``source``, ``total_pages``, and ``producer``, ``creator``, ``creationdate`` (empty where
+        absent); ``title``, ``author``, ``moddate`` where there are any.
+    """
+    own: Mapping[str, str] = document.metadata
+    return {
+        "source": document.source,
+        "total_pages": document.num_pages,
+        **{name: own.get(name, "") for name in _FILE_FIELDS},
+        **{name: own[name] for name in _OPTIONAL_FIELDS if own.get(name)},
+    }
+
+
+def page_error(page: ParsedPage) -> str | None:
+    """Return what failed on a page, its regions included; None where nothing did."""
+    if page.error is not None:
+        return page.error.message
+    messages = [region.error.message for region in page.regions if region.error is not None]
+    return "; ".join(dict.fromkeys(messages)) or None
+
+
+def blocks_json(page: ParsedPage) -> str:
+    """Return the regions of a page as one JSON string.
+
+    Returns:
+        A list of ``{"id", "type", "bbox", "text"}`` in reading order; ``bbox`` is ``[x0, y0, x1,
+        y1]`` in fractions of the page, origin top left.
+    """
+    blocks = [
+        {
+            "id": element["element_id"],
+            "type": element["category"],
+            "bbox": [float(side) for side in str(element["bbox"]).split(",")],
+            "text": element["text"],
+        }
+        for element in page_to_elements(page)
+    ]
+    return json.dumps(blocks, ensure_ascii=False, separators=(",", ":"))
