@@ -52,8 +52,10 @@ def packed_attention(
         while index + count < len(lengths) and lengths[index + count] == length:
             count += 1
         stop = start + count * length
-        qkv = (x[start:stop].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        attended = F.scaled_dot_product_attention(*qkv)
+        batch = [
+            x[start:stop].reshape(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
+        ]
+        attended = F.scaled_dot_product_attention(batch[0], batch[1], batch[2])
         parts.append(attended.transpose(1, 2).reshape(count * length, *q.shape[1:]))
         start, index = stop, index + count
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -83,7 +83,8 @@ class CachedAttention:
             shape = (group.num_spans, -1)
             if group.slots is None:
                 # The spans start at position 0: all their keys are in this very forward.
-                group_k, group_v = k[rows].view(*shape, *k.shape[1:]), v[rows].view(*shape, *v.shape[1:])
+                group_k = k[rows].view(*shape, *k.shape[1:])
+                group_v = v[rows].view(*shape, *v.shape[1:])
             elif isinstance(group.slots, slice):
                 group_k, group_v = keys[group.slots][None], values[group.slots][None]
             else:

@@ -108,8 +108,10 @@ class DecodeConfig:
             value = getattr(self, name)
             check(name, _is_int(value) and 1 <= value <= 1024, "integer in [1, 1024]")
         limit = self.max_tokens
-        check("max_tokens", limit is None or (_is_int(limit) and limit >= 1), "None or integer >= 1")
-        check("rule", isinstance(self.rule, str) and bool(self.rule), "name of an unmask rule")
+        check(
+            "max_tokens", limit is None or (_is_int(limit) and limit >= 1), "None or integer >= 1"
+        )
+        check("rule", bool(self.rule), "name of an unmask rule")
         check("temperature", _is_number(self.temperature) and self.temperature >= 0, ">= 0")
         check("top_k", _is_int(self.top_k) and self.top_k >= 0, "integer >= 0")
         check("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "(0, 1]")
@@ -157,7 +159,7 @@ class Capabilities:
             sides = self.segment_px
             check(
                 "segment_px",
-                len(sides) == 2 and all(_is_int(s) and s > 0 for s in sides),
+                [s > 0 for s in sides] == [True, True],
                 "[width, height] in px",
             )
         check(

@@ -449,9 +449,9 @@ def choose_device(device: str | torch.device) -> torch.device:
             f"device {device!r} is unknown", hint="auto, cpu, cuda, cuda:1, mps"
         ) from error
     if target.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r} is not available", hint="this torch sees no GPU")
+        raise ConfigError(f"device {device!r} is not available", hint="torch sees no CUDA GPU")
     if target.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"device {device!r} is not available", hint="this torch sees no Metal GPU")
+        raise ConfigError(f"device {device!r} is not available", hint="torch sees no Metal GPU")
     return target
 
 

@@ -124,5 +124,5 @@ def _read_template(folder: Path) -> str:
             raise CheckpointError(f"{path} has no default chat template: {json.dumps(list(named))}")
     raise CheckpointError(
         f"no chat template in {folder}",
-        hint="expected chat_template.jinja, chat_template.json, or the key in tokenizer_config.json",
+        hint="expected chat_template.jinja or .json, or the key in tokenizer_config.json",
     )

@@ -12,8 +12,9 @@ from torch import Tensor
 from mdiff_core.config import DecodeConfig
 from mdiff_core.models.mineru import MinerUDiffusion
 from mdiff_core.sampling import entropy, greedy
+from mdiff_core.schedule import num_required
 from mdiff_core.types import DecodeResult
-from mdiff_core.unmasking import StepState, get_rule, num_required
+from mdiff_core.unmasking import StepState, get_rule
 
 
 def block_ends(length: int, prompt_length: int, block_length: int) -> Tensor:
@@ -31,7 +32,9 @@ def block_ends(length: int, prompt_length: int, block_length: int) -> Tensor:
         (length,) int64.
     """
     offset = torch.arange(length) - prompt_length
-    return prompt_length + (torch.div(offset, block_length, rounding_mode="floor") + 1) * block_length
+    return (
+        prompt_length + (torch.div(offset, block_length, rounding_mode="floor") + 1) * block_length
+    )
 
 
 def block_causal_mask(length: int, prompt_length: int, block_length: int) -> Tensor:
@@ -95,7 +98,6 @@ def decode_reference(
     num_blocks = -(-max_tokens // length)
     ids, confidences, steps = list(prompt_ids), [0.0] * prompt, [0] * prompt
     step_count, num_forwards = 0, 1
-    column = dict(dtype=torch.float32)
     for _ in range(num_blocks):
         start = len(ids)
         ids += [mask_id] * length
@@ -113,9 +115,9 @@ def decode_reference(
                 entropy=entropy(logits).cpu()[None] if needs_entropy else None,
                 masked=masked,
                 num_required=torch.tensor([[num_required(step, length, config.denoising_steps)]]),
-                threshold=torch.tensor([[config.threshold]], **column),
-                factor=torch.tensor([[config.factor]], **column),
-                entropy_bound=torch.tensor([[config.entropy_bound]], **column),
+                threshold=torch.tensor([[float(config.threshold)]]),
+                factor=torch.tensor([[float(config.factor)]]),
+                entropy_bound=torch.tensor([[float(config.entropy_bound)]]),
             )
             step, step_count, num_forwards = step + 1, step_count + 1, num_forwards + 1
             chosen = rule(state)

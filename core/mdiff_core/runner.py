@@ -140,7 +140,7 @@ class Runner:
         sizes = counts if sampled else [chunk] * (hidden.shape[0] // chunk)
         if not sampled and hidden.shape[0] % chunk:
             sizes = [*sizes, hidden.shape[0] % chunk]
-        for i, rows in enumerate(hidden.split(sizes)):
+        for i, rows in enumerate(torch.split(hidden, sizes)):
             logits = self.model.decoder.lm_head(rows)
             config = sequences[i].config if sampled else None
             if config is not None and config.temperature > 0:
@@ -170,70 +170,70 @@ class Runner:
         spread: Tensor | None,
     ) -> list[Outcome]:
         """Apply each request's rule to its rows; rows of one rule and length are one call."""
-        device = tokens.device
-        starts = np.concatenate([[0], np.cumsum(counts)])
+        starts = np.cumsum([0, *counts])
         kinds: dict[tuple[str, int], list[int]] = {}
         for i, span in enumerate(spans):
             kind = (span.sequence.config.rule, span.sequence.block_length)
             kinds.setdefault(kind, []).append(i)
-        found = []
+        outcomes: list[Tensor] = []
         for (name, length), members in kinds.items():
-            rule, needs_entropy = get_rule(name)
             grid = np.zeros((len(members), length), np.bool_)
             for row, i in zip(grid, members, strict=True):
                 row[masked[i]] = True
+            where = torch.from_numpy(grid).to(tokens.device)
             flat = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in members])
-            source = torch.from_numpy(flat).to(device)
-            where = torch.from_numpy(grid).to(device)
-            settings = np.array(
-                [
-                    (
-                        s.num_required,
-                        s.config.threshold,
-                        s.config.factor,
-                        s.config.entropy_bound,
-                    )
-                    for s in (spans[i].sequence for i in members)
-                ],
-                np.float32,
+            rows = torch.from_numpy(flat).to(tokens.device)
+            state = _state(
+                [spans[i].sequence for i in members],
+                where,
+                _on_grid(confidence, rows, where),
+                None if spread is None else _on_grid(spread, rows, where),
             )
-            columns = torch.from_numpy(settings).to(device).split(1, dim=1)
-
-            def spread_out(
-                values: Tensor, where: Tensor = where, source: Tensor = source
-            ) -> Tensor:
-                out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
-                out[where] = values.index_select(0, source)
-                return out
-
-            grid_confidence = spread_out(confidence)
-            state = StepState(
-                confidence=grid_confidence,
-                entropy=spread_out(spread) if needs_entropy and spread is not None else None,
-                masked=where,
-                num_required=columns[0].long(),
-                threshold=columns[1],
-                factor=columns[2],
-                entropy_bound=columns[3],
-            )
-            found.append((members, spread_out(tokens), grid_confidence, rule(state)))
-        # One copy: token ids are exact in float64.
-        packed = torch.cat(
-            [torch.stack([t.double(), c.double(), ch.double()]).flatten() for _, t, c, ch in found]
-        ).cpu()
-        outcomes = []
+            chosen = get_rule(name)[0](state)
+            found = (_on_grid(tokens, rows, where), state.confidence, chosen)
+            # Token ids are exact in float64, so that everything is one copy to the host.
+            outcomes.append(torch.stack([part.double() for part in found]).flatten())
+        packed = torch.cat(outcomes).cpu().numpy()
+        results = []
         at = 0
-        for members, grid_tokens, _, _ in found:
-            size = 3 * grid_tokens.numel()
-            part = packed[at : at + size].view(3, *grid_tokens.shape).numpy()
+        for (_, length), members in kinds.items():
+            size = 3 * len(members) * length
+            part = packed[at : at + size].reshape(3, len(members), length)
             at += size
-            for row, i in enumerate(members):
-                outcomes.append(
+            for place, i in enumerate(members):
+                ids, confident, confirmed = part[:, place]
+                results.append(
                     Outcome(
                         spans[i],
-                        part[0, row].astype(np.int64),
-                        part[1, row].astype(np.float32),
-                        part[2, row] > 0,
+                        ids.astype(np.int64),
+                        confident.astype(np.float32),
+                        confirmed > 0,
                     )
                 )
-        return outcomes
+        return results
+
+
+def _on_grid(values: Tensor, rows: Tensor, where: Tensor) -> Tensor:
+    """Place chosen flat values on the masked positions of an (R, L) grid, zeros elsewhere."""
+    grid = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
+    grid[where] = values.index_select(0, rows)
+    return grid
+
+
+def _state(
+    sequences: list[Sequence], masked: Tensor, confidence: Tensor, spread: Tensor | None
+) -> StepState:
+    settings = [
+        (s.num_required, s.config.threshold, s.config.factor, s.config.entropy_bound)
+        for s in sequences
+    ]
+    columns = torch.tensor(settings, dtype=torch.float32).to(masked.device)[:, :, None].unbind(1)
+    return StepState(
+        confidence=confidence,
+        entropy=spread,
+        masked=masked,
+        num_required=columns[0].long(),
+        threshold=columns[1],
+        factor=columns[2],
+        entropy_bound=columns[3],
+    )

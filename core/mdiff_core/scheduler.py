@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from mdiff_core.config import DecodeConfig
 from mdiff_core.errors import CapacityError
+from mdiff_core.schedule import num_required
 from mdiff_core.types import FinishReason
-from mdiff_core.unmasking import num_required
 
 Ints = npt.NDArray[np.int64]
 
@@ -56,7 +56,7 @@ class PagePool:
         return -(-num_tokens // self.page_size)
 
     def take(self, count: int) -> list[int] | None:
-        """Return ``count`` pages, consecutive ones if there is such a run; None if too few are free."""
+        """Return ``count`` pages, neighbours if there is such a run; None if too few are free."""
         if count > len(self._free):
             return None
         at = 0
@@ -317,7 +317,7 @@ class Scheduler:
         return spans
 
     def ran(self, spans: Iterable[Span]) -> None:
-        """Note that spans have run: their prompt tokens are cached, their finished blocks committed."""
+        """Note that spans have run: prompt tokens are cached, finished blocks committed."""
         for span in spans:
             sequence = span.sequence
             sequence.num_forwards += 1

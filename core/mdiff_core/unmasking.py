@@ -44,12 +44,6 @@ Rule = Callable[[StepState], Tensor]
 """``rule(state) -> (R, L) bool``."""
 
 
-def num_required(step: int, block_length: int, denoising_steps: int) -> int:
-    """Return the minimum of confirmations in a step of a block (0-based), at least 1."""
-    base, extra = divmod(block_length, denoising_steps)
-    return max(1, base + (step < extra))
-
-
 def _order(key: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
     """Return sorting indices (best first, unmasked last) and each position's rank."""
     order = torch.where(masked, key, -torch.inf).argsort(dim=-1, descending=True, stable=True)
@@ -79,7 +73,7 @@ def sequential(state: StepState) -> Tensor:
 
 
 def entropy_bounded(state: StepState) -> Tensor:
-    """Confirm the largest set, lowest entropy first, whose summed entropy less its maximum is bounded.
+    """Confirm the largest set, lowest entropy first, whose sum less its maximum is bounded.
 
     Source: entropy-bounded sampling, arXiv 2505.24857.
     """

@@ -119,10 +119,10 @@ class ModelConfig:
             # transformers 5 moves the rotary settings into a mapping of their own.
             text_raw = {**text_raw, "rope_theta": text_raw["rope_parameters"]["rope_theta"]}
         projector = raw.get("vision_projector_type", "patch_merger2x")
-        if projector != "patch_merger2x":
+        if projector not in ("patch_merger2x", "pm2x"):
             raise CheckpointError(
                 f"vision_projector_type {projector!r} is not known",
-                hint="this library reads patch_merger2x",
+                hint="this library reads patch_merger2x (also spelt pm2x)",
             )
         try:
             capabilities = strict_from_dict(Capabilities, raw.get("mdiff", {}))
@@ -166,13 +166,14 @@ def _section(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _pick(kind: Any, raw: Mapping[str, Any]) -> Any:
-    # Foreign configuration files carry many keys that are not shapes, so unknown ones are fine here.
+    # Foreign configuration files carry many keys that are not shapes: unknown ones are fine.
     fields = kind.__dataclass_fields__
     return kind(**{name: raw[name] for name in fields if raw.get(name) is not None})
 
 
 def _image_config(raw: Mapping[str, Any]) -> ImageConfig:
-    size = raw.get("size") if isinstance(raw.get("size"), Mapping) else {}
+    size = raw.get("size")
+    size = size if isinstance(size, Mapping) else {}
     defaults = ImageConfig()
     return ImageConfig(
         min_pixels=int(raw.get("min_pixels") or size.get("shortest_edge") or defaults.min_pixels),

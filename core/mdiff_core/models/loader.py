@@ -209,7 +209,9 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 def _check(folder: Path, slices: list[Slice], tensors: dict[str, Any], *, tied: bool) -> None:
     expected = {item.name: item.shape for item in slices}
-    problems = [f"missing {name} {shape}" for name, shape in expected.items() if name not in tensors]
+    problems = [
+        f"missing {name} {shape}" for name, shape in expected.items() if name not in tensors
+    ]
     for name, source in tensors.items():
         shape = tuple(source.get_slice(name).get_shape())
         if name not in expected:

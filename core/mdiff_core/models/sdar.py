@@ -65,7 +65,8 @@ class DecoderLayer(nn.Module):
         k = rotate(self.k_norm(k), cos, sin)
         x = x + self.o_proj(attend(layer, q, k, v).flatten(1))
         gate, up = self.gate_up(self.post_norm(x)).chunk(2, dim=-1)
-        return x + self.down_proj(F.silu(gate) * up)
+        out: Tensor = x + self.down_proj(F.silu(gate) * up)
+        return out
 
 
 class Decoder(nn.Module):

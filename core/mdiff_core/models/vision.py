@@ -86,7 +86,8 @@ class VisionBlock(nn.Module):
         k = rotate(k.float(), cos, sin).to(x.dtype)
         x = x + self.proj(packed_attention(q, k, v, lengths, varlen).flatten(1))
         hidden = self.fc1(self.norm2(x))
-        return x + self.fc2(hidden * torch.sigmoid(1.702 * hidden))
+        out: Tensor = x + self.fc2(hidden * torch.sigmoid(1.702 * hidden))
+        return out
 
 
 class VisionTower(nn.Module):

@@ -1,0 +1,391 @@
+"""The engine against the oracle, and its promises about forwards, memory, neighbours and errors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mdiff_core import DecodeConfig, DecodeRequest, Engine
+from mdiff_core.errors import CapacityError, ConfigError, DecodeError, EngineError, ImageError
+from mdiff_core.testing import write_random_checkpoint
+
+from .conftest import Oracle, make_oracle
+
+RULES = ("dynamic", "static", "sequential", "entropy-bounded", "factor")
+
+
+def noise(seed: int, width: int = 84, height: int = 56) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def fixed(blocks: int, steps: int, *, seed: int = 0, **settings: object) -> DecodeRequest:
+    """A request that takes ``blocks`` blocks of 32 with exactly ``steps`` steps each."""
+    config = DecodeConfig(
+        rule="static", denoising_steps=steps, max_tokens=32 * blocks, ignore_end=True, **settings
+    )  # type: ignore[arg-type]  # plain keyword values
+    return DecodeRequest(image=noise(seed), config=config)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> DecodeRequest:
+    length = draw(st.sampled_from([4, 8, 32]))
+    return DecodeRequest(
+        image=noise(draw(st.integers(0, 5)), draw(st.integers(28, 160)), draw(st.integers(20, 90))),
+        task=draw(st.sampled_from(["text", "table", "layout", "formula"])),
+        config=DecodeConfig(
+            block_length=length,
+            denoising_steps=draw(st.sampled_from([1, 2, 5, 32])),
+            threshold=draw(st.sampled_from([0.0, 0.1, 0.3, 0.6, 0.95, 1.0])),
+            rule=draw(st.sampled_from(RULES)),
+            max_tokens=draw(st.integers(1, 70)),
+            ignore_end=draw(st.booleans()),
+        ),
+    )
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(batch=st.lists(requests(), min_size=2, max_size=17), ends=st.sets(st.integers(0, 255)))
+def test_every_answer_equals_the_oracle_in_any_company(
+    random_engine: Engine,
+    random_oracle: Oracle,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: list[DecodeRequest],
+    ends: set[int],
+) -> None:
+    end_ids = tuple(sorted(ends))
+    monkeypatch.setattr(random_engine._codec, "end_ids", end_ids)
+    alone = [random_engine.generate([request])[0] for request in batch]
+    together = random_engine.generate(batch)
+    backwards = random_engine.generate(batch[::-1])[::-1]
+    for request, *results in zip(batch, alone, together, backwards, strict=True):
+        want = random_oracle(request, end_ids)
+        for result in results:
+            assert result.token_ids == want.token_ids
+            assert result.step_map == want.step_map
+            assert result.finish_reason == want.finish_reason
+            assert result.confidence == pytest.approx(want.confidence, abs=1e-4)
+            assert result.num_forwards <= want.num_forwards
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"num_shards": 3, "tied": True, "projector": "pm2x"},
+        {"text": {"num_key_value_heads": 4}, "old_spelling": True},
+    ],
+)
+def test_other_checkpoint_forms(tmp_path: Path, shapes: dict[str, object]) -> None:
+    folder = write_random_checkpoint(tmp_path / "other", seed=3, **shapes)  # type: ignore[arg-type]
+    request = DecodeRequest(
+        image=noise(1), config=DecodeConfig(threshold=0.5, max_tokens=64, ignore_end=True)
+    )
+    want = make_oracle(folder)(request)
+    with Engine.load(folder, device="cpu", dtype="fp32", cache_bytes=2**22) as engine:
+        [result] = engine.generate([request])
+    assert (result.token_ids, result.step_map) == (want.token_ids, want.step_map)
+
+
+@pytest.mark.parametrize("steps", [1, 6, 32])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_a_text_costs_exactly_its_denoising_steps(
+    random_engine: Engine, random_oracle: Oracle, blocks: int, steps: int
+) -> None:
+    before = random_engine.stats.num_forwards
+    [result] = random_engine.generate([fixed(blocks, steps)])
+    assert result.num_forwards == blocks * steps
+    assert random_engine.stats.num_forwards - before == blocks * steps
+    if blocks == 2:
+        assert random_oracle(fixed(blocks, steps)).num_forwards == 1 + blocks * (steps + 1)
+
+
+def test_the_head_runs_on_masked_rows_only(random_engine: Engine) -> None:
+    before = random_engine._runner.num_head_rows
+    random_engine.generate([fixed(2, 4)])
+    # 32, 24, 16 and 8 masked rows a block; no prompt and no commit row.
+    assert random_engine._runner.num_head_rows - before == 2 * (32 + 24 + 16 + 8)
+
+
+@pytest.mark.parametrize("position", [0, 1, 7, 31, 32, 40])
+def test_stops_inside_a_block(
+    random_engine: Engine, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    """Confirming from the left, an end token at ``position`` costs ``position + 1`` forwards."""
+    request = DecodeRequest(
+        image=noise(4),
+        config=DecodeConfig(rule="sequential", max_tokens=64, ignore_end=True),
+    )
+    [full] = random_engine.generate([request])
+    end = full.token_ids[position]
+    first = full.token_ids.index(end)
+    monkeypatch.setattr(random_engine._codec, "end_ids", (end,))
+    stopping = DecodeRequest(
+        image=request.image, config=DecodeConfig(rule="sequential", max_tokens=64)
+    )
+    [result] = random_engine.generate([stopping])
+    assert result.token_ids == full.token_ids[:first]
+    assert result.num_forwards == first + 1
+    assert result.finish_reason == ("stop" if first else "empty")
+
+
+def test_the_earliest_end_token_wins_whatever_its_kind(
+    random_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = DecodeRequest(
+        image=noise(5), config=DecodeConfig(threshold=0.0, max_tokens=32, ignore_end=True)
+    )
+    [full] = random_engine.generate([request])
+    kinds = (full.token_ids[20], full.token_ids[9])
+    monkeypatch.setattr(random_engine._codec, "end_ids", kinds)
+    stopping = DecodeRequest(image=request.image, config=DecodeConfig(threshold=0.0, max_tokens=32))
+    [result] = random_engine.generate([stopping])
+    first = min(full.token_ids.index(kind) for kind in kinds)
+    assert result.token_ids == full.token_ids[:first]
+
+
+@pytest.mark.parametrize(("limit", "want"), [(1, 1), (31, 31), (32, 32), (33, 33)])
+def test_the_limit_cuts_exactly(random_engine: Engine, limit: int, want: int) -> None:
+    config = DecodeConfig(threshold=0.0, max_tokens=limit, ignore_end=True)
+    [result] = random_engine.generate([DecodeRequest(image=noise(0), config=config)])
+    assert len(result.token_ids) == want
+    assert result.finish_reason == "length"
+
+
+def test_the_mask_token_is_never_produced(random_engine: Engine) -> None:
+    mask = random_engine.config.mask_token_id
+    head = random_engine._model.decoder.lm_head
+    batch = [
+        DecodeRequest(
+            image=noise(i),
+            config=DecodeConfig(temperature=50.0, seed=i, threshold=0.0, max_tokens=256,
+                                ignore_end=True),
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    assert head.out_features == 320
+    for result in random_engine.generate(batch):
+        # 320 tokens at temperature 50 are nearly uniform: without the ban, 1024 draws miss the
+        # mask with a chance of (319/320)^1024, 4 %.
+        assert mask not in result.token_ids
+
+
+def test_sampling_is_seeded_per_request_and_independent_of_neighbours(
+    random_engine: Engine,
+) -> None:
+    def request(seed: int | None, **settings: object) -> DecodeRequest:
+        config = DecodeConfig(
+            temperature=1.5, seed=seed, max_tokens=32, threshold=0.3, ignore_end=True, **settings
+        )  # type: ignore[arg-type]  # plain keyword values
+        return DecodeRequest(image=noise(1), config=config)
+
+    alone = [random_engine.generate([request(seed)])[0].token_ids for seed in (1, 2, None)]
+    mixed = random_engine.generate([request(1), fixed(2, 6), request(2), request(None)])
+    assert [mixed[i].token_ids for i in (0, 2, 3)] == alone
+    assert alone[0] != alone[1]
+    [one] = random_engine.generate([request(1, top_k=1)])
+    # As upstream: with a single candidate every probability is 1, so a block takes one step.
+    assert one.num_forwards == 1
+    [nucleus] = random_engine.generate([request(1, top_p=0.5)])
+    assert len(nucleus.token_ids) == 32
+
+
+def test_one_bad_image_leaves_the_other_nine_equal(random_engine: Engine) -> None:
+    batch = [fixed(1, 4, seed=i) for i in range(9)]
+    want = [result.token_ids for result in random_engine.generate(batch)]
+    broken = DecodeRequest(image="no image")  # type: ignore[arg-type]  # what the test is about
+    results = random_engine.generate([*batch[:4], broken, *batch[4:]])
+    assert results[4].finish_reason == "error"
+    assert isinstance(results[4].error, ImageError)
+    assert [r.token_ids for r in results[:4] + results[5:]] == want
+
+
+def test_a_broken_file_is_an_error_of_its_request(random_engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "cut.png"
+    noise(0, 200, 200).save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with Image.open(path) as image:
+        [result] = random_engine.generate([DecodeRequest(image=image)])
+    assert isinstance(result.error, ImageError)
+
+
+def test_the_cache_budget_holds_and_large_requests_wait_or_are_refused(
+    random_checkpoint: Path,
+) -> None:
+    batch = [fixed(2, 4, seed=i) for i in range(12)]
+    with Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**24) as roomy:
+        want = [r.token_ids for r in roomy.generate(batch)]
+    # 256 bytes a token and layer: room for two or three of the requests.
+    with Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**17) as engine:
+        assert engine.info.cache_bytes <= 2**17
+        pool = engine._scheduler.pool
+        lowest = pool.num_pages
+        results = []
+        for _, result in engine.stream(batch):
+            lowest = min(lowest, pool.num_free)
+            results.append(result)
+        assert sorted(r.token_ids for r in results) == sorted(want)
+        assert pool.num_free == pool.num_pages
+        [refused] = engine.generate([fixed(100, 1)])
+        assert isinstance(refused.error, CapacityError)
+        assert "3200 of answer" in str(refused.error)
+
+
+def test_a_prompt_larger_than_a_forward_runs_in_chunks(random_checkpoint: Path) -> None:
+    request = DecodeRequest(
+        image=noise(2, 400, 300), config=DecodeConfig(max_tokens=40, threshold=0.4, ignore_end=True)
+    )
+    with Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**23) as engine:
+        [whole] = engine.generate([request])
+    with Engine.load(
+        random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**23, max_batch_tokens=64
+    ) as engine:
+        [chunked, other] = engine.generate([request, fixed(1, 4)])
+    assert chunked.token_ids == whole.token_ids
+    assert chunked.num_forwards > whole.num_forwards
+    assert other.error is None
+
+
+def test_memory_is_flat_over_many_requests(random_engine: Engine) -> None:
+    def live_tensors() -> int:
+        gc.collect()
+        return sum(type(o) is torch.Tensor for o in gc.get_objects())
+
+    random_engine.generate([fixed(1, 1, seed=i) for i in range(20)])
+    before = live_tensors()
+    random_engine.generate([fixed(1, 1, seed=i % 7) for i in range(500)])
+    # The rotary tables of a few image sizes may be new.
+    assert live_tensors() - before <= 8
+    pool = random_engine._scheduler.pool
+    assert pool.num_free == pool.num_pages
+    assert not random_engine._tickets
+
+
+def test_an_abandoned_stream_frees_its_pages(random_engine: Engine) -> None:
+    stream = random_engine.stream([fixed(3, 8, seed=i) for i in range(6)])
+    next(stream)
+    stream.close()
+    pool = random_engine._scheduler.pool
+    assert pool.num_free == pool.num_pages
+    assert random_engine._scheduler.is_idle
+
+
+def test_two_interleaved_streams_share_a_small_cache(random_checkpoint: Path) -> None:
+    with Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**17) as engine:
+        first = engine.stream([fixed(2, 4, seed=i) for i in range(5)])
+        second = engine.stream([fixed(2, 4, seed=i) for i in range(5)])
+        got: list[tuple[int, list[int]]] = []
+        for a, b in zip(first, second, strict=True):
+            got += [(a[0], a[1].token_ids), (b[0], b[1].token_ids)]
+        by_index = dict(got)
+        assert len(got) == 10
+        assert all(by_index[index] == tokens for index, tokens in got)
+
+
+def test_threads_share_one_batch(random_checkpoint: Path) -> None:
+    with Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**23) as engine:
+        want = [engine.generate([fixed(4, 32, seed=i)])[0].token_ids for i in range(4)]
+        before = engine.stats.num_forwards
+        barrier, got = threading.Barrier(4), {}
+
+        def work(i: int) -> None:
+            barrier.wait()
+            got[i] = engine.generate([fixed(4, 32, seed=i)])[0].token_ids
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [got[i] for i in range(4)] == want
+        # Alone each takes 128 forwards; one after the other would be 512.
+        assert engine.stats.num_forwards - before < 4 * 128
+
+
+def test_nan_is_an_error_of_its_request(tmp_path: Path) -> None:
+    folder = write_random_checkpoint(tmp_path / "nan", gain=float("nan"))
+    with Engine.load(folder, device="cpu", dtype="fp32", cache_bytes=2**22) as engine:
+        [result] = engine.generate([fixed(1, 4)])
+    assert isinstance(result.error, DecodeError)
+
+
+def test_out_of_memory_halves_the_batch(
+    random_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = [fixed(1, 4, seed=i) for i in range(7)]
+    want = [r.token_ids for r in random_engine.generate(batch)]
+    run = random_engine._runner.run
+    sizes = []
+
+    def limited(spans: list[object]) -> object:
+        sizes.append(len(spans))
+        if len(spans) > 2:
+            raise torch.OutOfMemoryError("scripted")
+        return run(spans)  # type: ignore[arg-type]  # spans as the scheduler made them
+
+    monkeypatch.setattr(random_engine._runner, "run", limited)
+    assert [r.token_ids for r in random_engine.generate(batch)] == want
+    assert max(sizes) == 7
+
+
+def test_an_unknown_rule_or_task_is_refused_with_the_nearest(random_engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'dynamic'"):
+        random_engine.generate([DecodeRequest(image=noise(0), config=DecodeConfig(rule="dynamik"))])
+    with pytest.raises(ConfigError, match="did you mean 'table'"):
+        random_engine.generate([DecodeRequest(image=noise(0), task="tabel")])  # type: ignore[arg-type]
+
+
+def test_requests_are_taken_lazily(random_engine: Engine) -> None:
+    taken = []
+
+    def many() -> object:
+        for i in range(100_000):
+            taken.append(i)
+            yield fixed(1, 1)
+
+    stream = random_engine.stream(many())  # type: ignore[arg-type]  # a generator of requests
+    next(stream)
+    stream.close()
+    assert len(taken) <= 4 * random_engine._scheduler.max_sequences
+
+
+def test_a_closed_engine_says_so(random_checkpoint: Path) -> None:
+    engine = Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**20)
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate([fixed(1, 1)])
+
+
+def test_two_engines_in_one_process(tmp_path: Path, random_engine: Engine) -> None:
+    folder = write_random_checkpoint(tmp_path / "second", seed=9)
+    with Engine.load(folder, device="cpu", dtype="fp32", cache_bytes=2**22) as second:
+        ours, theirs = random_engine.stream([fixed(2, 8)]), second.stream([fixed(2, 8)])
+        assert next(ours)[1].token_ids != next(theirs)[1].token_ids
+
+
+def test_reduced_precision_reads_the_same_text(tiny_engine: Engine) -> None:
+    from mdiff_core.engine import choose_dtype
+
+    assert choose_dtype("auto", torch.device("cpu")) in (torch.float32, torch.bfloat16)
+    with pytest.raises(ConfigError, match="did you mean"):
+        choose_dtype("floaty16", torch.device("cpu"))
+    with Engine.load("tiny", device="cpu", dtype="bf16", cache_bytes=2**24) as engine:
+        assert engine.info.dtype == "bfloat16"
+        canvas = Image.new("RGB", (896, 28), "white")
+        [narrow], [wide] = (
+            e.generate([DecodeRequest(image=canvas)]) for e in (engine, tiny_engine)
+        )
+    assert narrow.error is None
+    assert wide.error is None
