@@ -32,6 +32,7 @@ from mdiff_core.errors import (
     EngineError,
     ImageError,
 )
+from mdiff_core.graphs import GraphedRunner
 from mdiff_core.imaging import Patches, load_image, to_patches
 from mdiff_core.models.config import ModelConfig
 from mdiff_core.models.loader import load_model
@@ -64,7 +65,8 @@ class EngineInfo:
         checkpoint: Folder of the checkpoint.
         device: torch device.
         dtype: Type of weights and cache.
-        attention: ``sdpa``, ``varlen`` or ``flash``.
+        attention: Kernel of the image tower: ``sdpa``, ``varlen`` or ``flash``.
+        cuda_graphs: Whether the steady state of decoding is replayed as graphs.
         packed_linears: Linears with prepacked CPU weights.
         num_parameters: Weights, shared ones counted once.
         cache_tokens: Tokens the cache holds.
@@ -76,6 +78,7 @@ class EngineInfo:
     device: str
     dtype: str
     attention: str
+    cuda_graphs: bool
     packed_linears: int
     num_parameters: int
     cache_tokens: int
@@ -128,7 +131,8 @@ class Engine:
         max_batch_tokens: Tokens of one forward.
         max_sequences: Requests decoded at the same time.
         max_batch_patches: Image patches of one image-tower call.
-        attention: ``auto``, ``sdpa``, ``varlen`` or ``flash``.
+        attention: Kernel of the image tower: ``auto``, ``sdpa``, ``varlen`` or ``flash``.
+        cuda_graphs: Replay the steady state of decoding as CUDA graphs; no effect on a CPU.
         name: What to call the checkpoint in reports.
     """
 
@@ -142,6 +146,7 @@ class Engine:
         max_sequences: int | None = None,
         max_batch_patches: int | None = None,
         attention: str = "auto",
+        cuda_graphs: bool = True,
         name: str = "",
     ) -> None:
         config, device = model.config, model.device
@@ -150,15 +155,15 @@ class Engine:
         self.config: ModelConfig = config
         per_token = KVCache.bytes_per_token(config.text, model.dtype)
         budget = _default_cache_bytes(device) if cache_bytes is None else cache_bytes
-        num_pages = budget // (per_token * PAGE_SIZE_TOKENS)
+        num_pages = (budget - per_token) // (per_token * PAGE_SIZE_TOKENS)
         if num_pages < 1:
             raise ConfigError(
                 f"cache_bytes = {budget} holds no page of {PAGE_SIZE_TOKENS} tokens",
                 hint=f"one page takes {per_token * PAGE_SIZE_TOKENS} bytes",
             )
-        self._cache = KVCache(
-            config.text, num_pages * PAGE_SIZE_TOKENS, device=device, dtype=model.dtype
-        )
+        # One slot more than the scheduler knows: padding rows of graphs write there.
+        num_slots = num_pages * PAGE_SIZE_TOKENS
+        self._cache = KVCache(config.text, num_slots + 1, device=device, dtype=model.dtype)
         self._scheduler = Scheduler(
             PagePool(num_pages, PAGE_SIZE_TOKENS),
             max_batch_tokens=max_batch_tokens or (4096 if on_cpu else 16384),
@@ -170,7 +175,11 @@ class Engine:
         packed = 0
         if on_cpu and can_pack(model.dtype):
             packed = pack_linears(model)
-        self._runner = Runner(model, self._cache)
+        runner = Runner(model, self._cache)
+        graphed = cuda_graphs and device.type == "cuda"
+        self._runner: Runner | GraphedRunner = (
+            GraphedRunner(runner, trash_slot=num_slots, capture=True) if graphed else runner
+        )
         self.info = EngineInfo(
             checkpoint=name,
             device=str(device),
@@ -178,7 +187,8 @@ class Engine:
             attention=attention_name,
             packed_linears=packed,
             num_parameters=num_parameters,
-            cache_tokens=num_pages * PAGE_SIZE_TOKENS,
+            cuda_graphs=graphed,
+            cache_tokens=num_slots,
             cache_bytes=self._cache.num_bytes,
             num_threads=torch.get_num_threads(),
         )

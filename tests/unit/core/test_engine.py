@@ -15,6 +15,7 @@ from PIL import Image
 
 from mdiff_core import DecodeConfig, DecodeRequest, Engine
 from mdiff_core.errors import CapacityError, ConfigError, DecodeError, EngineError, ImageError
+from mdiff_core.graphs import GraphedRunner
 from mdiff_core.testing import write_random_checkpoint
 
 from .conftest import Oracle, make_oracle
@@ -389,3 +390,34 @@ def test_reduced_precision_reads_the_same_text(tiny_engine: Engine) -> None:
         )
     assert narrow.error is None
     assert wide.error is None
+
+
+def test_the_static_step_of_cuda_graphs_gives_the_same_answers(
+    random_checkpoint: Path, random_oracle: Oracle
+) -> None:
+    """What is captured on a GPU, run here without capture: same tokens, padding included."""
+    batch = [
+        DecodeRequest(
+            image=noise(i, 84 + 28 * i),
+            config=DecodeConfig(
+                threshold=(0.2, 0.5, 0.95)[i % 3],
+                rule=("dynamic", "static")[i % 2],
+                denoising_steps=(6, 32)[i % 2],
+                max_tokens=70,
+                ignore_end=True,
+            ),
+        )
+        for i in range(7)
+    ]
+    with Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**23) as engine:
+        graphed = GraphedRunner(
+            engine._runner,  # type: ignore[arg-type]  # on a CPU it is the eager runner
+            trash_slot=engine.info.cache_tokens,
+            capture=False,
+        )
+        engine._runner = graphed
+        results = engine.generate(batch)
+        assert graphed.num_replays > 0.9 * (engine.stats.num_forwards - len(batch))
+    for request, result in zip(batch, results, strict=True):
+        want = random_oracle(request)
+        assert (result.token_ids, result.step_map) == (want.token_ids, want.step_map)
