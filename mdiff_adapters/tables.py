@@ -149,9 +149,17 @@ class Table:
 
     @property
     def header_rows(self) -> int:
-        """Number of leading rows in which every slot belongs to a header cell."""
-        plain = [cell.row for cell in self.cells if not cell.is_header]
-        return min(plain, default=self.num_rows)
+        """Number of leading rows in which every slot belongs to a header cell.
+
+        A cell as wide as the table that heads no further header row is a section's, not a header.
+        """
+        rows = min((cell.row for cell in self.cells if not cell.is_header), default=self.num_rows)
+        sections = {
+            cell.row for cell in self.cells if cell.col_span == self.num_cols and cell.row_span == 1
+        }
+        while self.num_cols > 1 and rows - 1 in sections:
+            rows -= 1
+        return rows
 
     @property
     def has_spans(self) -> bool:

@@ -52,8 +52,8 @@ _TASKS: dict[RegionType, Task | None] = {
     "equation_block": "formula",
     "image": None,
 }
-# Which regions a caption or footnote belongs to, in order of preference.
-_OWNERS: dict[RegionType, tuple[frozenset[RegionType], ...]] = {
+# What a caption or footnote belongs to, and what may stand in for it where there is none.
+_OWNERS: dict[RegionType, tuple[frozenset[RegionType], frozenset[RegionType]]] = {
     "image_caption": (frozenset({"image"}), frozenset({"table", "code", "algorithm"})),
     "image_footnote": (frozenset({"image"}), frozenset({"table", "code", "algorithm"})),
     "table_caption": (frozenset({"table"}), frozenset({"image"})),
@@ -328,17 +328,34 @@ def _fills(boxes: Sequence[BBox], outer: BBox) -> bool:
 
 
 def _attach_captions(plans: list[_Plan]) -> None:
-    """Give captions and footnotes their figure or table: the nearest by place, then by order."""
-    for plan in plans:
-        for owners in _OWNERS.get(plan.type, ()):
-            candidates = [
-                (_gap(plan.bbox, other.bbox) + 0.02 * abs(plan.order - other.order), other)
-                for other in plans
-                if other.type in owners and _gap(plan.bbox, other.bbox) <= MAX_CAPTION_GAP
-            ]
-            if candidates:
-                plan.parent = min(candidates, key=lambda candidate: candidate[0])[1].id
-                break
+    """Give captions and footnotes their figure or table: the nearest by place, then by order.
+
+    The model may name a figure a table; its caption then goes to a table that it follows or
+    precedes directly, so that moving the caption never changes the order of anything else.
+    """
+    for position, plan in enumerate(plans):
+        if plan.type not in _OWNERS:
+            continue
+        own, stand_in = _OWNERS[plan.type]
+        near = [
+            (_gap(plan.bbox, other.bbox) + 0.02 * abs(position - at), other)
+            for at, other in enumerate(plans)
+            if _gap(plan.bbox, other.bbox) <= MAX_CAPTION_GAP
+            and (
+                other.type in own
+                or (other.type in stand_in and _are_neighbours(plans, position, at))
+            )
+        ]
+        # A figure of the right kind comes before any other.
+        near = [entry for entry in near if entry[1].type in own] or near
+        if near:
+            plan.parent = min(near, key=lambda entry: entry[0])[1].id
+
+
+def _are_neighbours(plans: list[_Plan], first: int, second: int) -> bool:
+    """Whether only captions and footnotes stand between two regions."""
+    low, high = sorted((first, second))
+    return all(plan.type in _OWNERS for plan in plans[low + 1 : high])
 
 
 def _gap(a: BBox, b: BBox) -> float:

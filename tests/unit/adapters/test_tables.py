@@ -99,7 +99,7 @@ def test_any_tag_stream_is_covered_once_and_keeps_its_text(
     assert sorted(shown.split()) == sorted(" ".join([lead, *(t for _, t in numbered)]).split())
 
 
-@given(st.lists(fragments, max_size=25).map("".join))
+@given(st.lists(fragments, max_size=15).map("".join))
 @settings(max_examples=150, deadline=None)
 def test_any_text_is_read_without_an_exception(answer: str) -> None:
     parsed = parse_table_answer(answer)
