@@ -364,7 +364,8 @@ def parse_html(text: str) -> ParsedTable:
     """
     body = _PARTIAL_CHARACTER_REFERENCE.sub("", _PARTIAL_HTML_TAG.sub("", text.rstrip()))
     reader = _HtmlReader()
-    reader.feed(body)
+    # Two formats in one answer: what is no cell here must not show as a tag either.
+    reader.feed(_TAG.sub(" ", body))
     reader.close()
     reader.finish()
     flags = ["html", *reader.flags]

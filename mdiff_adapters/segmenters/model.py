@@ -269,19 +269,31 @@ def _merge_duplicates(plans: list[_Plan], draft: _Draft) -> list[_Plan]:
 
 def _silence_inside_tables(plans: list[_Plan]) -> None:
     """Ask nothing about what a table's own answer tells; geometry decides, never the text."""
-    tables = [plan for plan in plans if plan.type == "table"]
+    tables: list[_Plan] = []
+    for plan in _by_area(plan for plan in plans if plan.type == "table"):
+        if not _silence(plan, tables):
+            tables.append(plan)
     for plan in plans:
-        if plan.task is None or plan.type in _OWNERS:
-            continue
-        for table in tables:
-            if plan is not table and _is_inside(plan.bbox, table.bbox):
-                plan.task, plan.parent = None, table.id
-                plan.flags.append("inside_table")
-                break
+        if plan.task is not None and plan.type != "table" and plan.type not in _OWNERS:
+            _silence(plan, tables)
+
+
+def _silence(plan: _Plan, tables: list[_Plan]) -> bool:
+    for table in tables:
+        if _is_inside(plan.bbox, table.bbox):
+            plan.task, plan.parent = None, table.id
+            plan.flags.append("inside_table")
+            return True
+    return False
+
+
+def _by_area(plans: Iterable[_Plan]) -> list[_Plan]:
+    """Sort from the largest; of two of the same size the model's first one comes first."""
+    return sorted(plans, key=lambda plan: (-round(plan.bbox.area, 6), plan.order))
 
 
 def _is_inside(inner: BBox, outer: BBox) -> bool:
-    return inner.area < outer.area and inner.covered_by(outer) >= INSIDE_SHARE
+    return inner.covered_by(outer) >= INSIDE_SHARE
 
 
 def _resolve_containers(plans: list[_Plan]) -> None:
@@ -291,14 +303,17 @@ def _resolve_containers(plans: list[_Plan]) -> None:
     crops are small and nothing is cut by the token limit. Where a part of the list has no box of
     its own, the list is read as a whole.
     """
-    containers = [plan for plan in plans if plan.type in _CONTAINERS and plan.task is not None]
-    for container in sorted(containers, key=lambda plan: -plan.bbox.area):
+    larger: list[_Plan] = []
+    for container in _by_area(plan for plan in plans if plan.type in _CONTAINERS):
+        larger.append(container)
         if container.task is None:
             continue
         inside = [
             plan
             for plan in plans
-            if plan.type not in _OWNERS and _is_inside(plan.bbox, container.bbox)
+            if plan not in larger
+            and plan.type not in _OWNERS
+            and _is_inside(plan.bbox, container.bbox)
         ]
         items = [plan for plan in inside if plan.task in ("text", "formula")]
         if not items:

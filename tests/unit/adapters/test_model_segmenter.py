@@ -218,6 +218,16 @@ def test_a_list_with_an_item_missing_is_read_as_a_whole(items: list[Box]) -> Non
     assert all(r.text == "" and r.flags == ("inside_list",) for r in page.regions[1:])
 
 
+def test_boxes_that_nearly_coincide_are_told_once() -> None:
+    told = regions(
+        record((100, 100, 500, 300), "table"), record((101, 100, 501, 300), "table"),
+        record((99, 99, 501, 301)), record((100, 600, 500, 700), "list"),
+        record((99, 599, 501, 701)), record((100, 601, 500, 701), "list"),
+        answers=lambda r: "<fcel>a<nl>" if r.task == "table" else "words",
+    )  # fmt: skip
+    assert [r.id for r in told if r.text or r.table] == ["p0r0", "p0r4"]
+
+
 def test_a_table_in_a_list_is_read() -> None:
     found = regions(
         record((0, 0, 1000, 900), "list"), record((0, 0, 1000, 100)),
