@@ -146,7 +146,8 @@ class Region:
         lines: Text lines with their boxes where the segmenter knows them.
         confidence: Mean token confidence in [0, 1]; None where nothing was read.
         finish_reason: How the answer ended; None where nothing was asked.
-        parent: Id of the figure or table this caption or footnote belongs to.
+        parent: Id of the figure or table this caption or footnote belongs to, of the list or block
+            of equations it is an item of, or of the table that tells its content.
         raw: The engine's answer before any cleaning; empty where nothing was asked.
         error: What failed, if something did; the rest of the page is kept.
         flags: Remarks for quality checks, for example ``truncated`` or ``special_tokens=2``.
