@@ -1,0 +1,121 @@
+"""Rendered pages and parts of pages: within a pixel budget, RGB, with their place on the page."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from docling.datamodel.base_models import InputFormat, Page
+from docling.datamodel.document import ConversionResult
+from docling_core.types.doc import BoundingBox, CoordOrigin
+
+from mdiff_adapters.document import BBox
+from mdiff_adapters.errors import PageError
+from mdiff_adapters.segmenters import PageImage
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """An image of a page, or of a part of it.
+
+    Attributes:
+        image: The image as segmenters take it.
+        box: What it shows, in page points, top left origin.
+    """
+
+    image: PageImage
+    box: BoundingBox
+
+    def to_points(self, bbox: BBox) -> BoundingBox:
+        """Return a box on the image as a box on the page, top left origin."""
+        return BoundingBox(
+            l=self.box.l + bbox.x0 * self.box.width,
+            t=self.box.t + bbox.y0 * self.box.height,
+            r=self.box.l + bbox.x1 * self.box.width,
+            b=self.box.t + bbox.y1 * self.box.height,
+            coord_origin=CoordOrigin.TOPLEFT,
+        )
+
+    def part(self, box: BoundingBox, index: int) -> Shot | None:
+        """Cut a part out.
+
+        Args:
+            box: The part in page points, top left origin; clamped to this image.
+            index: Number of the part among all images that are read together.
+
+        Returns:
+            The part, its box grown to whole pixels; None where it holds none.
+        """
+        source = self.image.image
+        x_scale, y_scale = source.width / self.box.width, source.height / self.box.height
+        left = max(0, math.floor((box.l - self.box.l) * x_scale))
+        top = max(0, math.floor((box.t - self.box.t) * y_scale))
+        right = min(source.width, math.ceil((box.r - self.box.l) * x_scale))
+        bottom = min(source.height, math.ceil((box.b - self.box.t) * y_scale))
+        if right <= left or bottom <= top:
+            return None
+        whole = BoundingBox(
+            l=self.box.l + left / x_scale,
+            t=self.box.t + top / y_scale,
+            r=self.box.l + right / x_scale,
+            b=self.box.t + bottom / y_scale,
+            coord_origin=CoordOrigin.TOPLEFT,
+        )
+        image = replace(
+            self.image,
+            index=index,
+            image=source.crop((left, top, right, bottom)),
+            size_pt=(whole.width, whole.height),
+        )
+        return Shot(image, whole)
+
+
+def is_ready(page: Page) -> bool:
+    """Return whether a page can be rendered; docling passes on pages that it could not load."""
+    return page._backend is not None and page._backend.is_valid() and page.size is not None
+
+
+def render(conv_res: ConversionResult, page: Page, *, scale: float, max_pixels: int) -> Shot:
+    """Render a page without keeping the image in docling's cache.
+
+    Args:
+        conv_res: The conversion, for the names of the document.
+        page: The page.
+        scale: Pixels a point.
+        max_pixels: Pixels the image may have; it is rendered smaller where they do not suffice.
+
+    Returns:
+        The whole page.
+
+    Raises:
+        PageError: If the page has no size or cannot be rendered.
+    """
+    size, backend = page.size, page._backend
+    if size is None or backend is None or size.width <= 0 or size.height <= 0:
+        raise PageError("the page has no size", page=page.page_no - 1)
+    scale = min(scale, _native_scale(conv_res, page))
+    scale = min(scale, math.sqrt(max_pixels / (size.width * size.height)))
+    image = backend.get_page_image(scale=scale)
+    if image is None or min(image.size) < 1:
+        raise PageError("the page could not be rendered", page=page.page_no - 1)
+    path = Path(conv_res.input.file)
+    page_image = PageImage(
+        index=page.page_no - 1,
+        label=str(page.page_no),
+        image=image.convert("RGB"),
+        size_pt=(size.width, size.height),
+        source=path.name,
+        stem=path.stem,
+    )
+    whole = BoundingBox(l=0.0, t=0.0, r=size.width, b=size.height, coord_origin=CoordOrigin.TOPLEFT)
+    return Shot(page_image, whole)
+
+
+def _native_scale(conv_res: ConversionResult, page: Page) -> float:
+    """Return the scale beyond which an image document only repeats its pixels."""
+    if conv_res.input.format != InputFormat.IMAGE:
+        return math.inf
+    # docling's image backend keeps the resolution to itself.
+    dpi = getattr(page._backend, "_dpi", None)
+    return float(max(dpi)) / 72.0 if dpi else math.inf
