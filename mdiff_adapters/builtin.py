@@ -62,4 +62,5 @@ def open_replay(spec: EngineSpec) -> Any:
     """Return the engine of ``replay:/folder``."""
     from mdiff_adapters.engines.replay import ReplayEngine
 
-    return ReplayEngine(spec.target, **dict(spec.options))
+    options: dict[str, Any] = dict(spec.options)
+    return ReplayEngine(spec.target, **options)

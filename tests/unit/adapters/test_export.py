@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -32,6 +33,7 @@ from mdiff_adapters.errors import (
     ConfigError,
     CorruptDocumentError,
     DocumentNotFoundError,
+    EngineUnavailableError,
     UnsupportedDocumentError,
 )
 from mdiff_adapters.export import (
@@ -461,6 +463,16 @@ def test_docling_numbered_lists_and_sections() -> None:
     assert [(cell.column_header, cell.row_section) for cell in data.table_cells] == [
         (True, False), (True, False), (False, True), (False, False), (False, False),
     ]  # fmt: skip
+
+
+def test_missing_extras_name_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docling_core.types.doc", None)
+    monkeypatch.delitem(sys.modules, "mdiff_adapters.export.docling")
+    with pytest.raises(EngineUnavailableError, match=r"mdiff-adapters\[docling-core\]"):
+        to_docling(document())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(EngineUnavailableError, match=r"mdiff-adapters\[pandas\]"):
+        Table.from_rows([["a"]]).to_pandas()
 
 
 def test_layout_pictures_show_every_box() -> None:

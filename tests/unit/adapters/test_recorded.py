@@ -363,5 +363,5 @@ def check_mutations(folder: Path, cut_step: int, num_damages: int) -> int:
 
 
 def test_mutated_answers(folder: Path) -> None:
-    # Step 1 and 10 damages, 90 000 answers, take minutes; the step is prime to vary the places.
-    assert check_mutations(folder, cut_step=101, num_damages=5) > 1500
+    # A step of 1 reads every cut and takes minutes; a prime one varies the places.
+    assert check_mutations(folder, cut_step=61, num_damages=5) >= 2000
