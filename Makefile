@@ -44,7 +44,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_decode
 
 gpu-check:
-	$(PYTHON) tests/benchmarks/gpu_check.py
+	PYTHONPATH=core:. $(PYTHON) -m tests.benchmarks.gpu_check
 
 demo: setup
 	$(BIN)/mdiff-adapters parse examples/scan.png

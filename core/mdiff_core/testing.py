@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from mdiff_core.checkpoint import resolve_checkpoint
 from mdiff_core.models.config import ModelConfig
 from mdiff_core.models.loader import INDEX, SINGLE, tensor_map
+from mdiff_core.models.mineru import MinerUDiffusion
 
 SMALL_TEXT = {
     "model_type": "sdar",
@@ -120,3 +121,32 @@ def _save(folder: Path, tensors: dict[str, torch.Tensor], num_shards: int) -> No
         save_file(part, folder / file)
         weight_map.update(dict.fromkeys(part, file))
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+
+
+def random_model(
+    config: ModelConfig, *, device: torch.device, dtype: torch.dtype, seed: int
+) -> MinerUDiffusion:
+    """Return a network of any size with random weights, made where it runs.
+
+    Args:
+        config: Shapes.
+        device: Where.
+        dtype: Type of the weights.
+        seed: Seed; the same gives the same weights on one kind of device.
+
+    Returns:
+        The network, ready for an :class:`~mdiff_core.engine.Engine`.
+    """
+    with torch.device("meta"):
+        model = MinerUDiffusion(config)
+    model.to_empty(device=device)
+    model.to(dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+            else:
+                scale = 1.0 if "embed_tokens" in name else parameter[0].numel() ** -0.5
+                parameter.normal_(0, scale, generator=generator)
+    return model.eval().requires_grad_(False)
