@@ -1,8 +1,9 @@
 """The embedded checkpoint on a folder of real text lines: threshold against error and speed.
 
 ``python -m tests.benchmarks.bench_lines LINES_DIR [--step 3] [--plot docs/threshold.png]``, where
-the folder holds ``lines.json`` (``file``, ``text``) and the images. Timed in the same run: a plain batched reader on the same weights and dtype (batches of 64, separate prompt and commit
-forwards, the head on every row, a batch waits for its slowest line).
+the folder holds ``lines.json`` (``file``, ``text``) and the images. Timed in the same run: a plain
+batched reader on the same weights and dtype (batches of 64, separate prompt and commit forwards,
+the head on every row, a batch waits for its slowest line).
 """
 
 from __future__ import annotations
