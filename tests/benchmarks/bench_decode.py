@@ -265,6 +265,34 @@ class Bench:
         )  # fmt: skip
 
 
+def against_upstream(report: Report, folder: str, device: torch.device, repeats: int) -> None:
+    """Time upstream's own code on a checkpoint folder that holds it, beside the engine on it."""
+    from mdiff_adapters.engines import Request, open_engine
+
+    crop = picture(700, 84)
+    for name, config in (("static-6", static(6, 128)), ("threshold-0", at_once(256))):
+        requests = [Request(id="crop", image=crop, decode=config)]
+        sides = {
+            side: open_engine(spec, device=str(device), dtype="bfloat16")
+            for side, spec in (("upstream", f"reference:{folder}"), ("ours", folder))
+        }
+        seconds, answers = interleaved(
+            {side: lambda e=engine: list(e.answer(requests)) for side, engine in sides.items()},
+            device,
+            repeats,
+        )
+        upstream, ours = answers["upstream"][0], answers["ours"][0]
+        report.case(
+            f"upstream {name}",
+            texts_equal=upstream.text == ours.text,
+            forwards_upstream=upstream.num_forwards,
+            forwards_ours=ours.num_forwards,
+            tokens_per_s_upstream=upstream.num_tokens / seconds["upstream"],
+            tokens_per_s_ours=ours.num_tokens / seconds["ours"],
+            ratio=seconds["upstream"] / seconds["ours"],
+        )
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -272,6 +300,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--size", choices=tuple(SIZES), default="mid")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--upstream", metavar="DIR", help="a checkpoint with upstream's code")
     args = parser.parse_args(argv)
     device = choose_device(args.device)
     bench = Bench(args.size, device, choose_dtype(args.dtype, device), args.repeats)
@@ -280,6 +309,8 @@ def main(argv: list[str] | None = None) -> None:
     bench.concurrency()
     bench.image_tower()
     bench.growth()
+    if args.upstream:
+        against_upstream(bench.report, args.upstream, device, args.repeats)
     bench.report.finish()
 
 

@@ -113,6 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="full")
     parser.add_argument("--repeats", default="5")
+    parser.add_argument("--upstream", metavar="DIR", help="a checkpoint with upstream's code")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gpu-check needs a CUDA device; `make bench` measures on the CPU")
@@ -121,9 +122,9 @@ def main() -> None:
     start = time.perf_counter()
     ok = parity(torch.device("cuda"))
     print(f"parity {'holds' if ok else 'FAILS'} after {time.perf_counter() - start:.0f} s")
-    bench_decode.main(
-        ["--device", "cuda", "--dtype", "bf16", "--size", args.size, "--repeats", args.repeats]
-    )
+    options = ["--device", "cuda", "--dtype", "bf16", "--size", args.size]
+    upstream = ["--upstream", args.upstream] if args.upstream else []
+    bench_decode.main([*options, "--repeats", args.repeats, *upstream])
     sys.exit(0 if ok else 1)
 
 
