@@ -308,7 +308,7 @@ random_documents = st.builds(
 
 
 @given(random_documents, st.sampled_from([None, 2]))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_json_round_trip_is_lossless(doc: ParsedDocument, indent: int | None) -> None:
     text = to_json(doc, indent=indent)
     text.encode()

@@ -70,7 +70,7 @@ pieces = st.sampled_from(
 
 @given(st.lists(pieces, max_size=14).map("".join) | st.text(max_size=12),
        st.sampled_from(["brackets", "dollars", "none"]))  # fmt: skip
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_stripping_and_wrapping_are_idempotent(text: str, delimiters: str) -> None:
     bare = strip_delimiters(text)
     assert strip_delimiters(bare) == bare
@@ -124,7 +124,7 @@ def test_invalid_formulas_say_why_d2(latex: str, reason: str) -> None:
 
 
 @given(st.lists(pieces, max_size=20).map("".join))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_any_text_can_be_checked(text: str) -> None:
     reason = check_latex(text)
     assert reason is None or reason
