@@ -277,7 +277,10 @@ def against_upstream(report: Report, folder: str, device: torch.device, repeats:
             for side, spec in (("upstream", f"reference:{folder}"), ("ours", folder))
         }
         seconds, answers = interleaved(
-            {side: lambda e=engine: list(e.answer(requests)) for side, engine in sides.items()},
+            {
+                side: lambda e=engine, r=requests: list(e.answer(r))
+                for side, engine in sides.items()
+            },
             device,
             repeats,
         )
