@@ -532,8 +532,10 @@ class ParserContract:
 
     def test_images_are_parsed_as_well(self) -> None:
         """Scans come as often as pictures as they come as PDFs."""
+        scan = Image.new("L", (200, 100), 255)
+        scan.paste(0, (40, 40, 160, 60))  # something to read: a blank page asks nothing
         buffer = io.BytesIO()
-        Image.new("L", (200, 100), 255).save(buffer, "PNG")
+        scan.save(buffer, "PNG")
         blob = self.make_blob(buffer.getvalue(), "image/png", source="scan.png")
         documents = self.make_parser(engine=ScriptedEngine()).parse(blob)
         assert [d.page_content for d in documents] == ["Text of page 1"]

@@ -1,0 +1,1 @@
+"""A plugin for mdiff-adapters: an engine that hides numbers and a segmenter for whole pages."""
