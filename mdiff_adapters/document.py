@@ -78,7 +78,8 @@ class BBox:
     def pixels(self, size_px: tuple[int, int]) -> tuple[int, int, int, int]:
         """Return whole-pixel corners that cover the box, inside the image, at least 1 px a side."""
         width, height = size_px
-        x0, y0, x1, y1 = self.scaled(size_px)
+        # Fractions of whole pixels come back with float noise, which must not add a pixel.
+        x0, y0, x1, y1 = (round(v, 6) for v in self.scaled(size_px))
         left = min(math.floor(x0), width - 1)
         top = min(math.floor(y0), height - 1)
         return (left, top, max(min(math.ceil(x1), width), left + 1),

@@ -24,6 +24,7 @@ from mdiff_core.engine import choose_device, choose_dtype
 from mdiff_core.imaging import Patches, to_patches
 from mdiff_core.models.config import ModelConfig, TextConfig, VisionConfig
 from mdiff_core.models.mineru import MinerUDiffusion
+from mdiff_core.packing import bf16_is_fast_on_cpu
 from mdiff_core.prompts import Codec
 from mdiff_core.testing import random_model
 
@@ -180,6 +181,20 @@ class Bench:
         ):
             self.compare(f"{name}, {blocks} blocks", [DecodeRequest(image=crop, config=config)])
 
+    def reduced_precision(self) -> None:
+        """bf16 with packed weights against the reference path in fp32; only where bf16 is fast."""
+        if self.device.type != "cpu" or not bf16_is_fast_on_cpu():
+            self.report.note("bf16", "this device has no native bf16 product on the CPU: not run")
+            return
+        plain, codec = build(self.size, self.device, torch.float32)
+        narrow, _ = build(self.size, self.device, torch.bfloat16)
+        ours, self.model = self.engine, plain
+        self.engine = Engine(narrow, codec, cache_bytes=2**28, name=self.size)
+        request = DecodeRequest(image=picture(700, 84), config=static(6, 128))
+        self.compare("f bf16 packed against fp32 reference", [request])
+        self.engine.close()
+        self.engine = ours
+
     def page_mix(self) -> None:
         layout, crops = MIX["layout"], MIX["crops"]
         first = DecodeRequest(
@@ -312,6 +327,7 @@ def main(argv: list[str] | None = None) -> None:
     bench.concurrency()
     bench.image_tower()
     bench.growth()
+    bench.reduced_precision()
     if args.upstream:
         against_upstream(bench.report, args.upstream, device, args.repeats)
     bench.report.finish()
