@@ -268,3 +268,16 @@ def test_records_are_checked_when_they_are_made() -> None:
     assert EngineInfo(name="x", factory="a.b:C.d").to_dict() == {
         "name": "x", "factory": "a.b:C.d", "summary": "", "requires": {}, "api_version": 1,
     }  # fmt: skip
+
+
+def test_every_hook_and_every_setting_is_documented() -> None:
+    from mdiff_adapters import config, hookspecs
+
+    text = (Path(__file__).resolve().parents[3] / "docs" / "plugins.md").read_text("utf-8")
+    hooks = [name for name in vars(hookspecs) if name.startswith("mdiff_")]
+    assert len(hooks) == 3
+    for name in hooks:
+        assert f"### `{name}() -> " in text
+        assert "Example::" in getattr(hookspecs, name).__doc__
+    for name in ("MDIFF_LOAD_PLUGINS", "MDIFF_DISABLE_PLUGINS", "MDIFF_STRICT_PLUGINS"):
+        assert f"`{name}`" in text and name in (config.__doc__ or "")
