@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -132,6 +132,25 @@ def _is_over(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() > deadline
 
 
+@dataclass(frozen=True, slots=True)
+class GivenLayout:
+    """A layout that is known already, as the layout task would have answered it.
+
+    Attributes:
+        text: The records.
+        orders: The position that each record's region has in the layout of the whole page.
+    """
+
+    text: str
+    orders: tuple[int, ...]
+
+    def place(self, request: Request) -> Request:
+        """Return the request with its region's place on the page, not in this layout."""
+        order = self.orders[request.origin["order"]]
+        region = f"p{request.origin['page']}r{order}"
+        return replace(request, origin={**request.origin, "order": order, "region": region})
+
+
 class StageEngine:
     """An engine as a segmenter sees it from inside a docling stage: it never raises.
 
@@ -140,7 +159,7 @@ class StageEngine:
         deadline: Monotonic time after which nothing more is waited for.
         outline: Answer only layout requests; the others stay empty, because a later stage reads
             the regions, or nobody does.
-        layouts: Layout answers by 0-based page index, in place of the engine's own.
+        layouts: By 0-based page index, layouts in place of the engine's own answers.
     """
 
     def __init__(
@@ -149,7 +168,7 @@ class StageEngine:
         *,
         deadline: float | None = None,
         outline: bool = False,
-        layouts: Mapping[int, str] | None = None,
+        layouts: Mapping[int, GivenLayout] | None = None,
     ) -> None:
         self._engine = engine
         self._deadline = deadline
@@ -173,12 +192,15 @@ class StageEngine:
         """Yield one answer a request."""
         left = []
         for request in requests:
-            if request.task == "layout" and self._layouts is not None:
-                yield Answer(id=request.id, text=self._layouts[request.origin["page"]])
-            elif request.task != "layout" and self._outline:
+            given = self._layouts.get(request.origin["page"]) if self._layouts else None
+            if request.task != "layout" and self._outline:
                 yield Answer(id=request.id, finish_reason="empty")
-            else:
+            elif given is None:
                 left.append(request)
+            elif request.task == "layout":
+                yield Answer(id=request.id, text=given.text)
+            else:
+                left.append(given.place(request))
         yield from ask(self._engine, left, deadline=self._deadline).values()
 
     def close(self) -> None:

@@ -71,6 +71,12 @@ class Shot:
         return Shot(image, whole)
 
 
+def document_origin(conv_res: ConversionResult) -> dict[str, str]:
+    """Return the names of a document under which engines and segmenters know it."""
+    path = Path(conv_res.input.file)
+    return {"source": path.name, "stem": path.stem}
+
+
 def is_ready(page: Page) -> bool:
     """Return whether a page can be rendered; docling passes on pages that it could not load."""
     return page._backend is not None and page._backend.is_valid() and page.size is not None
@@ -99,14 +105,12 @@ def render(conv_res: ConversionResult, page: Page, *, scale: float, max_pixels: 
     image = backend.get_page_image(scale=scale)
     if image is None or min(image.size) < 1:
         raise PageError("the page could not be rendered", page=page.page_no - 1)
-    path = Path(conv_res.input.file)
     page_image = PageImage(
         index=page.page_no - 1,
         label=str(page.page_no),
         image=image.convert("RGB"),
         size_pt=(size.width, size.height),
-        source=path.name,
-        stem=path.stem,
+        **document_origin(conv_res),
     )
     whole = BoundingBox(l=0.0, t=0.0, r=size.width, b=size.height, coord_origin=CoordOrigin.TOPLEFT)
     return Shot(page_image, whole)

@@ -23,6 +23,7 @@ from PIL import Image
 from docling_mdiff.engine import ask, deadline_s, decode_config, open_stage_engine, record_error
 from docling_mdiff.notes import page_notes
 from docling_mdiff.options import EngineOptions, MDiffPdfPipelineOptions
+from docling_mdiff.pages import document_origin
 from docling_mdiff.reading_order import MDiffReadingOrderModel
 from mdiff_adapters.engines import Engine, Request
 from mdiff_adapters.formulas import strip_delimiters
@@ -104,7 +105,13 @@ class FormulaDeliveryModel(GenericEnrichmentModel[FormulaElement]):
         if self._engine is None or not elements:
             return
         requests = [
-            Request(id=str(i), image=e.image.convert("RGB"), task="formula", decode=self._decode)
+            Request(
+                id=str(i),
+                image=e.image.convert("RGB"),
+                task="formula",
+                decode=self._decode,
+                origin={**document_origin(e.conv_res), "page": e.page_no - 1},
+            )
             for i, e in enumerate(elements)
             if e.image is not None
         ]

@@ -14,7 +14,7 @@ from docling.datamodel.base_models import Cluster
 from docling_core.types.doc import DocItemLabel
 
 from docling_mdiff.convert import MDiffCluster
-from docling_mdiff.engine import StageEngine
+from docling_mdiff.engine import GivenLayout, StageEngine
 from docling_mdiff.pages import Shot
 from mdiff_adapters.document import BBox, ErrorRecord, ParsedPage, Region, RegionType
 from mdiff_adapters.engines import DecodeConfig, Engine
@@ -90,9 +90,12 @@ def read_clusters(
     """
     known = engine.capabilities.tasks
     layouts = {
-        shot.image.index: "\n".join(
-            _layout_record(cluster, shot, "text" if as_text else _region_type(cluster, known))
-            for cluster in clusters
+        shot.image.index: GivenLayout(
+            text="\n".join(
+                _layout_record(cluster, shot, "text" if as_text else _region_type(cluster, known))
+                for cluster in clusters
+            ),
+            orders=tuple(_order(cluster, position) for position, cluster in enumerate(clusters)),
         )
         for shot, clusters in jobs
     }
@@ -149,6 +152,11 @@ def _region_type(cluster: Cluster, known_tasks: Sequence[str]) -> RegionType:
     return kind
 
 
+def _order(cluster: Cluster, position: int) -> int:
+    known = isinstance(cluster, MDiffCluster) and cluster.order >= 0
+    return cluster.order if known else position
+
+
 def _layout_record(cluster: Cluster, shot: Shot, kind: RegionType) -> str:
     """Write a cluster as the layout task would have answered it."""
     box = cluster.bbox
@@ -171,4 +179,7 @@ def region_problem(region: Region) -> tuple[str, bool] | None:
         return region.error.message, late
     if region.finish_reason in ("length", "loop"):
         return f"the answer is incomplete ({region.finish_reason})", late
+    was_asked = region.finish_reason is not None and "blank" not in region.flags
+    if region.type == "table" and region.table is None and was_asked:
+        return "no table structure was found", late
     return None

@@ -122,8 +122,6 @@ class MDiffTableModel(BaseTableStructureModel):
         self, conv_res: ConversionResult, page: Page, cluster: Cluster, region: Region
     ) -> None:
         problem = region_problem(region)
-        if problem is None and region.type == "table" and region.table is None:
-            problem = "no table structure was found", False
         if problem is not None:
             message, late = problem
             text = f"{cluster.label.value} {cluster.id}: {message}"
