@@ -8,6 +8,7 @@
     ├── ImageError (ValueError)       one image that cannot be read or is out of bounds
     ├── CapacityError                 a single request larger than the cache budget
     ├── DecodeError                   the network produced something unusable (NaN logits)
+    ├── TrainingError                 a training run that cannot go on
     ├── EngineError                   an engine that cannot answer
     │   ├── EngineUnavailableError    engine, server or package is not there
     │   └── EngineTimeoutError        no answer in time
@@ -106,6 +107,10 @@ class CapacityError(MDiffError):
 
 class DecodeError(MDiffError):
     """The network produced something that is not an answer, for example NaN logits."""
+
+
+class TrainingError(MDiffError):
+    """A training run cannot go on: numbers that are not finite, a state that does not fit."""
 
 
 class EngineError(MDiffError):

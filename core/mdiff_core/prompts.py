@@ -92,6 +92,11 @@ class Codec:
         """Return the ids of a text, special tokens recognised; used by training."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return ids as :meth:`encode`, and for each the span of characters it stands for."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def token_id(self, token: str) -> int | None:
         """Return the id of one token, or None."""
         return self._tokenizer.token_to_id(token)

@@ -1,0 +1,325 @@
+"""People's own data: images with a ``labels.jsonl``, one record a line.
+
+A record is one of
+
+- ``{"image": "a.png", "text": "...", "task": "text"}``: an upright crop and its answer; ``task`` is
+  ``text`` (default), ``table`` (OTSL), ``formula`` (LaTeX) or ``layout``;
+- ``{"image": "page.png", "regions": [{"type": "text", "bbox": [x0, y0, x1, y1], "text": "...",
+  "angle": 0}, ...]}``: a page and its regions in reading order, boxes as fractions of the page.
+  It gives one layout sample and one sample a region with a text.
+
+Optional in both: ``"status": "skip"`` leaves a record out. A ``lines.json`` (a list of ``file`` and
+``text``) is read too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mdiff_core.config import TASKS, Capabilities, Task
+from mdiff_core.errors import ConfigError, ImageError
+from mdiff_core.imaging import load_image
+from mdiff_core.segments import Piece, cut_line, ink_columns, prepare_piece
+from mdiff_core.training.data.pages import layout_record
+from mdiff_core.training.data.sample import Gray, Sample, epoch_order
+
+__all__ = ["FolderOptions", "FolderSource", "Record", "read_labels", "split_line"]
+
+logger = logging.getLogger(__name__)
+
+UNREAD_TYPES = ("image", "equation_block")
+TASK_OF_TYPE: Mapping[str, Task] = {"table": "table", "equation": "formula"}
+GAP_MARGIN = 1.25
+"""The narrowest word gap of a line must be wider than its widest other gap by this factor."""
+MAX_REPLACEMENTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderOptions:
+    """Settings of a folder.
+
+    Attributes:
+        path: The folder.
+        layout_px: Side of the square that a page is resized to for the layout task.
+        layout: Whether pages with regions give layout samples.
+        shuffle: Whether samples come in random order; otherwise in the order of the file.
+    """
+
+    path: str
+    layout_px: int = 1036
+    layout: bool = True
+    shuffle: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One labelled crop or page.
+
+    Attributes:
+        image: The image file.
+        task: The task.
+        text: The answer.
+        box: x0, y0, x1, y1 as fractions of the image, for a crop of it.
+        angle: Degrees counter-clockwise that make the crop upright.
+        consistency: Agreement of stochastic runs, for mined samples.
+    """
+
+    image: Path
+    task: Task
+    text: str
+    box: tuple[float, float, float, float] | None = None
+    angle: int = 0
+    consistency: float | None = None
+
+
+def read_labels(folder: Path, *, layout: bool = True) -> list[Record]:
+    """Read the labels of a folder.
+
+    Args:
+        folder: Holds ``labels.jsonl`` or ``lines.json``, and the images.
+        layout: Whether pages with regions give a layout record.
+
+    Returns:
+        The records, in the order of the file.
+
+    Raises:
+        ConfigError: If there are no labels, or a record is wrong; the line is named.
+    """
+    lines, labels = folder / "lines.json", folder / "labels.jsonl"
+    try:
+        if labels.is_file():
+            texts = labels.read_text(encoding="utf-8").splitlines()
+            raw = [
+                (f"{labels}, line {number}", json.loads(text))
+                for number, text in enumerate(texts, 1)
+                if text.strip()
+            ]
+        elif lines.is_file():
+            entries = json.loads(lines.read_text(encoding="utf-8"))
+            raw = [
+                (f"{lines}, entry {number}", {"image": entry["file"], "text": entry["text"]})
+                for number, entry in enumerate(entries)
+            ]
+        else:
+            raise ConfigError(
+                f"there are no labels in {folder}", hint="expected labels.jsonl, or lines.json"
+            )
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(f"the labels of {folder} cannot be read: {error!r}") from error
+    return [
+        record
+        for where, item in raw
+        if item.get("status") != "skip"
+        for record in _records(folder, where, item, layout=layout)
+    ]
+
+
+def _records(folder: Path, where: str, item: Any, *, layout: bool) -> Iterable[Record]:
+    if not isinstance(item, Mapping) or not isinstance(item.get("image"), str):
+        raise ConfigError(f"{where}: a record names its image", hint='{"image": "a.png", ...}')
+    path = folder / item["image"]
+    if not path.is_file():
+        raise ConfigError(f"{where}: {path} is not there")
+    if "regions" not in item:
+        task = item.get("task", "text")
+        if task not in TASKS or not isinstance(item.get("text"), str):
+            raise ConfigError(f"{where}: a record has a text and one of the tasks {TASKS}")
+        yield Record(image=path, task=task, text=item["text"], consistency=item.get("consistency"))
+        return
+    try:
+        regions = [
+            (str(region["type"]), _box(region["bbox"]), region.get("text"), region.get("angle", 0))
+            for region in item["regions"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: a region has a type and a bbox ({error!r})",
+            hint="bbox: x0, y0, x1, y1 as fractions of the page",
+        ) from error
+    if layout:
+        text = "\n".join(layout_record(kind, box, (1, 1)) for kind, box, _, _ in regions)
+        yield Record(image=path, task="layout", text=text)
+    for kind, box, answer, angle in regions:
+        if isinstance(answer, str) and answer.strip() and kind not in UNREAD_TYPES:
+            task = TASK_OF_TYPE.get(kind, "text")
+            yield Record(image=path, task=task, text=answer, box=box, angle=int(angle))
+
+
+def _box(raw: Any) -> tuple[float, float, float, float]:
+    x0, y0, x1, y1 = (float(value) for value in raw)
+    if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):
+        raise ValueError(f"{list(raw)} is not inside the page")
+    return x0, y0, x1, y1
+
+
+@dataclass(slots=True)
+class FolderSource:
+    """Labelled images of a folder, in random order or in the file's, again and again.
+
+    For a ``segment`` checkpoint each line is cut into the pieces that inference cuts it into; a
+    line whose word gaps cannot be counted for sure is left out and counted in the log.
+
+    Args:
+        options: Settings.
+        capabilities: Of the checkpoint that is trained.
+    """
+
+    options: FolderOptions
+    capabilities: Capabilities
+    name: str = "folder"
+    _records: list[Record] = field(init=False, repr=False)
+    _places: list[tuple[int, int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        folder = Path(self.options.path)
+        records = read_labels(folder, layout=self.options.layout)
+        self._records = [r for r in records if r.task in self.capabilities.tasks]
+        if len(self._records) < len(records):
+            logger.warning(
+                "%s: %d of %d samples ask for tasks this checkpoint does not know",
+                folder, len(records) - len(self._records), len(records),
+            )  # fmt: skip
+        self._places = self._find_places()
+        if not self._places:
+            raise ConfigError(f"{folder} has no sample that this checkpoint can be trained on")
+
+    def _find_places(self) -> list[tuple[int, int]]:
+        """Return (record, piece) of every sample."""
+        unit = self.capabilities
+        if unit.segment_px is None:
+            return [(i, 0) for i in range(len(self._records))]
+        places: list[tuple[int, int]] = []
+        for i, record in enumerate(self._records):
+            try:
+                gray = np.asarray(_load(record).convert("L"))
+                pieces = split_line(gray, record.text, unit)
+            except ImageError as error:
+                logger.warning("%s is left out: %s", record.image, error)
+                continue
+            places.extend((i, k) for k in range(len(pieces)))
+        kept = len({i for i, _ in places})
+        logger.info(
+            "%s: %d pieces of %d lines; %d lines left out, their word gaps cannot be counted",
+            self.options.path, len(places), kept, len(self._records) - kept,
+        )  # fmt: skip
+        return places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def sample(self, seed: int, index: int) -> Sample:
+        """Return sample ``index`` of the stream of ``seed``: each sample once an epoch."""
+        for attempt in range(MAX_REPLACEMENTS):
+            epoch, at = divmod(index + attempt, len(self._places))
+            if self.options.shuffle:
+                at = int(epoch_order(seed, epoch, len(self._places))[at])
+            record, piece = self._places[at]
+            try:
+                return self._load_sample(self._records[record], piece)
+            except ImageError as error:
+                # The run goes on with the next image: hours of work do not hang on one file.
+                logger.warning("%s is replaced: %s", self._records[record].image, error)
+        raise ImageError(f"{MAX_REPLACEMENTS} images in a row of {self.options.path} are broken")
+
+    def _load_sample(self, record: Record, piece: int) -> Sample:
+        image, unit = _load(record), self.capabilities
+        origin = {"image": str(record.image), "box": record.box, "piece": piece}
+        text = record.text
+        if unit.segment_px is not None:
+            parts = split_line(np.asarray(image.convert("L")), record.text, unit)
+            cut, text = parts[piece]
+            image = prepare_piece(cut, segment_px=unit.segment_px)
+        elif record.task == "layout":
+            side = self.options.layout_px
+            image = image.resize((side, side), Image.Resampling.BICUBIC)
+        return Sample(
+            image=image,
+            text=text,
+            task=record.task,
+            consistency=record.consistency,
+            origin=origin,
+        )
+
+
+def _load(record: Record) -> Image.Image:
+    try:
+        with Image.open(record.image) as opened:
+            load_image(opened)
+            image: Image.Image = opened.convert("RGB")
+    except OSError as error:
+        raise ImageError(f"image cannot be opened: {error}") from error
+    if record.box is not None:
+        x0, y0, x1, y1 = (v * s for v, s in zip(record.box, image.size * 2, strict=True))
+        box = (int(x0), int(y0), max(int(x0) + 1, round(x1)), max(int(y0) + 1, round(y1)))
+        image = image.crop(box)
+    return image.rotate(record.angle, expand=True) if record.angle else image
+
+
+def split_line(gray: Gray, text: str, capabilities: Capabilities) -> list[tuple[Piece, str]]:
+    """Cut a line into pieces and its text along with them.
+
+    The gaps between the words are the widest ink-free runs, one fewer than the text has words. Only
+    where they are clearly wider than all other runs, and every cut lies in one of them, is it known
+    which words a piece shows.
+
+    Args:
+        gray: Grey values of the line.
+        text: Its text.
+        capabilities: Unit of the checkpoint.
+
+    Returns:
+        The pieces with their texts; none where that cannot be told.
+    """
+    if capabilities.segment_px is None:
+        raise ConfigError("only a checkpoint of unit segment reads pieces")
+    pieces = cut_line(gray, segment_px=capabilities.segment_px, stretch=capabilities.stretch)
+    words = text.split()
+    if len(pieces) == 1 and words:
+        return [(pieces[0], " ".join(words))]
+    if not words or not all(piece.after_gap for piece in pieces[1:]):
+        return []
+    joined = np.concatenate([piece.pixels for piece in pieces], axis=1)
+    gaps = _gaps(joined, pieces[0].background)
+    inner = sorted((end - start for start, end in gaps), reverse=True)
+    count = len(words) - 1
+    if len(inner) < count or count < 1:
+        return []
+    if len(inner) > count and inner[count - 1] < GAP_MARGIN * inner[count]:
+        return []
+    word_gaps = [gap for gap in gaps if gap[1] - gap[0] >= inner[count - 1]]
+    if len(word_gaps) != count:
+        return []
+    parts: list[tuple[Piece, str]] = []
+    first, edge = 0, 0
+    for piece in pieces:
+        edge += piece.pixels.shape[1]
+        if piece is pieces[-1]:
+            last = len(words)
+        else:
+            # The cut is inside a gap: so many gaps end before it, and it is in the next.
+            crossed = [i for i, (start, end) in enumerate(word_gaps) if start <= edge <= end]
+            if len(crossed) != 1:
+                return []
+            last = crossed[0] + 1
+        if last <= first:
+            return []
+        parts.append((piece, " ".join(words[first:last])))
+        first = last
+    return parts
+
+
+def _gaps(line: Gray, background: float) -> Sequence[tuple[int, int]]:
+    """Return (start, end) of the ink-free runs between the first and the last ink."""
+    ink = np.flatnonzero(ink_columns(line, background))
+    if not ink.size:
+        return []
+    breaks = np.flatnonzero(np.diff(ink) > 1)
+    return [(int(ink[i]) + 1, int(ink[i + 1])) for i in breaks]

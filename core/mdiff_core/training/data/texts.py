@@ -1,0 +1,300 @@
+"""Texts to draw: real prose of the packages at hand, words, numbers, codes and random characters.
+
+Reading needs the hard cases as much as prose: a model that saw only English guesses English where
+the picture says a part number.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module, metadata
+from pathlib import Path
+
+import numpy as np
+
+from mdiff_core.config import suggest
+from mdiff_core.errors import ConfigError
+
+__all__ = ["KINDS", "TextMix", "corpus_of", "prose_words"]
+
+logger = logging.getLogger(__name__)
+
+Rng = np.random.Generator
+
+PUNCTUATION = ".,;:!?-()'\"/&%$#@*+=<>[]{}_\\|^~`"
+_ACCENTED = "àáâãäåæçèéêëìíîïñòóôõöøùúûüýÿœßšžčćđłńśźżąęőűřůťďňěÀÁÂÄÅÆÇÈÉÊËÍÎÑÓÔÖØÚÛÜŒŠŽČŁŚŻ"
+_TYPOGRAPHIC = "“”‘’–—…•§°€£©®«»×±"
+_GREEK = "αβγδεζηθικλμνξοπρστυφχψωςάέήίόύώ"
+_CYRILLIC = "абвгдежзийклмнопрстуфхцчшщъыьэюя"
+# The 2000 ideographs that start the block are not the common ones; ranges of daily characters are
+# spread over it, so all of the basic block is drawn from.
+_CHINESE = (0x4E00, 0x9FA5)
+_MONTHS = "January February March April May June July August September October November December"
+
+
+def prose_words(corpus: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the words of running text, in order.
+
+    Args:
+        corpus: Text files, or folders of ``.txt`` and ``.md`` files; empty takes what is on every
+            machine: the language reference inside Python and the descriptions of the installed
+            packages.
+
+    Returns:
+        Words as written, punctuation attached.
+
+    Raises:
+        ConfigError: If a path of ``corpus`` is not there or the text has fewer than 100 words.
+    """
+    return corpus_of(tuple(corpus))
+
+
+@lru_cache(maxsize=4)
+def corpus_of(corpus: tuple[str, ...]) -> tuple[str, ...]:
+    """Return :func:`prose_words` of these paths, read once a process."""
+    if corpus:
+        texts = [_read_text(path) for name in corpus for path in _text_files(Path(name))]
+    else:
+        texts = [_python_topics(), *_package_descriptions()]
+    words = tuple(word for text in texts for word in _prose(text))
+    if len(words) < 100:
+        raise ConfigError(
+            f"the corpus has {len(words)} words of prose", hint="give larger text files"
+        )
+    return words
+
+
+def _text_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.suffix in (".txt", ".md") and p.is_file())
+    if path.is_file():
+        return [path]
+    raise ConfigError(f"corpus {path} is not there")
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="ignore")
+
+
+def _python_topics() -> str:
+    topics: Mapping[str, str] = import_module("pydoc_data.topics").topics
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def _package_descriptions() -> list[str]:
+    found = {}
+    for distribution in metadata.distributions():
+        body = distribution.metadata.get_payload()  # type: ignore[attr-defined]  # an email message
+        name = distribution.metadata["Name"]
+        if isinstance(body, str) and name:
+            found[name.lower()] = body
+    return [found[name] for name in sorted(found)]
+
+
+_MARKUP = re.compile(r"https?://\S+|[`*_|<>\[\]{}#=~\\]+|!?\[|\S{25,}")
+
+
+def _prose(text: str) -> list[str]:
+    """Return the words of the paragraphs that read like sentences."""
+    words: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        cleaned = _MARKUP.sub(" ", paragraph).split()
+        letters = sum(word[0].isalpha() for word in cleaned)
+        if len(cleaned) >= 8 and letters > 0.75 * len(cleaned):
+            words.extend(word for word in cleaned if word.isprintable())
+    return words
+
+
+@dataclass(frozen=True)
+class TextMix:
+    """Draws short texts of several kinds.
+
+    Attributes:
+        shares: Share of each kind of :data:`KINDS`, relative to each other.
+        words: Running text for the kinds that use it.
+    """
+
+    shares: Mapping[str, float]
+    words: Sequence[str] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        for name, share in self.shares.items():
+            if name not in KINDS:
+                raise ConfigError(
+                    f"there is no kind of text {name!r}", hint=suggest(name, list(KINDS))
+                )
+            if share < 0:
+                raise ConfigError(f"share {share} of text {name!r} is negative")
+        if not any(self.shares.values()):
+            raise ConfigError("the shares of the kinds of text are all 0")
+
+    def draw(self, rng: Rng, max_chars: int) -> tuple[str, str]:
+        """Return (kind, text) of 1 to ``max_chars`` characters, single spaces between words."""
+        names = list(self.shares)
+        shares = np.array([self.shares[name] for name in names], dtype=float)
+        kind = names[int(rng.choice(len(names), p=shares / shares.sum()))]
+        # Short pieces are the ends of lines and table cells, so they are common.
+        target = int(rng.integers(1, max_chars + 1))
+        words: list[str] = []
+        make = KINDS[kind](rng, self.words)
+        while not words or len(" ".join(words)) < target:
+            words.append(make())
+        text = " ".join(" ".join(words).split())[:max_chars].strip()
+        return kind, text or "-"
+
+
+Maker = Callable[[], str]
+
+
+def _prose_maker(rng: Rng, words: Sequence[str]) -> Maker:
+    position = int(rng.integers(len(words)))
+    upper = rng.random() < 0.05
+
+    def make() -> str:
+        nonlocal position
+        word = words[position % len(words)]
+        position += 1
+        return word.upper() if upper else word
+
+    return make
+
+
+def _letters(rng: Rng, alphabet: str, low: int = 1, high: int = 11) -> str:
+    return "".join(rng.choice(list(alphabet), int(rng.integers(low, high))))
+
+
+def _words_maker(rng: Rng, words: Sequence[str]) -> Maker:
+    """Words out of context: real ones, and letters in their place."""
+    style = rng.random()
+
+    def make() -> str:
+        if words and rng.random() < 0.6:
+            word = words[int(rng.integers(len(words)))]
+        else:
+            word = _letters(rng, string.ascii_lowercase)
+        if style < 0.15:
+            return word.upper()
+        return word.capitalize() if style < 0.35 else word
+
+    return make
+
+
+def _numbers_maker(rng: Rng, _: Sequence[str]) -> Maker:
+    def make() -> str:
+        value, kind = int(rng.integers(0, 10 ** int(rng.integers(1, 8)))), int(rng.integers(10))
+        if kind < 2:
+            return str(value)
+        if kind == 2:
+            return f"{value:,}"
+        if kind == 3:
+            return f"{value / 100:.2f}"
+        if kind == 4:
+            return f"${value / 100:,.2f}"
+        if kind == 5:
+            return f"{value % 1000 / 10:.1f}%"
+        day, month, year = rng.integers(1, 29), rng.integers(1, 13), rng.integers(1900, 2031)
+        if kind == 6:
+            return f"{year}-{month:02d}-{day:02d}"
+        if kind == 7:
+            return f"{_MONTHS.split()[int(month) - 1]} {day}, {year}"
+        if kind == 8:
+            return f"{int(rng.integers(24)):02d}:{int(rng.integers(60)):02d}"
+        codes = string.ascii_uppercase + string.digits
+        return f"{_letters(rng, codes, 2, 6)}-{_letters(rng, codes, 2, 7)}"
+
+    return make
+
+
+def _random_maker(rng: Rng, _: Sequence[str]) -> Maker:
+    alphabet = string.ascii_letters + string.digits + PUNCTUATION
+    return lambda: _letters(rng, alphabet, 1, 9)
+
+
+def _confusable_maker(rng: Rng, _: Sequence[str]) -> Maker:
+    """What the first checkpoint mixed up: l, I, 1, | and the like, and doubled letters."""
+    groups = [
+        "lI1|i!j",
+        "O0oQDC",
+        "rnmnmu",
+        "5S8B3",
+        "2Z7",
+        "cecoea",
+        ".,:;'`",
+        "vwVWyY",
+        "ftfflfi",
+    ]
+
+    def make() -> str:
+        word = _letters(rng, groups[int(rng.integers(len(groups)))], 1, 6)
+        at = int(rng.integers(len(word)))
+        return word[: at + 1] + word[at] * int(rng.integers(0, 3)) + word[at + 1 :]
+
+    return make
+
+
+def _mixed_with(extra: str) -> Callable[[Rng, Sequence[str]], Maker]:
+    """Latin words in which some letters are replaced by those of ``extra``."""
+
+    def build(rng: Rng, words: Sequence[str]) -> Maker:
+        plain = _words_maker(rng, words)
+
+        def make() -> str:
+            letters = [
+                str(rng.choice(list(extra))) if c.isalpha() and rng.random() < 0.2 else c
+                for c in plain()
+            ]
+            return "".join(letters)
+
+        return make
+
+    return build
+
+
+def _typographic_maker(rng: Rng, words: Sequence[str]) -> Maker:
+    plain = _words_maker(rng, words)
+
+    def make() -> str:
+        sign = str(rng.choice(list(_TYPOGRAPHIC)))
+        return f"{sign}{plain()}" if rng.random() < 0.5 else f"{plain()}{sign}"
+
+    return make
+
+
+def _script(alphabet: str) -> Callable[[Rng, Sequence[str]], Maker]:
+    def build(rng: Rng, _: Sequence[str]) -> Maker:
+        style = rng.random()
+
+        def make() -> str:
+            word = _letters(rng, alphabet)
+            return word.upper() if style < 0.1 else word.capitalize() if style < 0.4 else word
+
+        return make
+
+    return build
+
+
+def _chinese_maker(rng: Rng, _: Sequence[str]) -> Maker:
+    low, high = _CHINESE
+    return lambda: "".join(
+        chr(int(code)) for code in rng.integers(low, high, int(rng.integers(2, 9)))
+    )
+
+
+KINDS: Mapping[str, Callable[[Rng, Sequence[str]], Maker]] = {
+    "prose": _prose_maker,
+    "words": _words_maker,
+    "numbers": _numbers_maker,
+    "random": _random_maker,
+    "confusable": _confusable_maker,
+    "accents": _mixed_with(_ACCENTED),
+    "typographic": _typographic_maker,
+    "greek": _script(_GREEK),
+    "cyrillic": _script(_CYRILLIC),
+    "chinese": _chinese_maker,
+}
+"""Kinds of text by name, each ``kind(rng, words) -> maker of words``."""
