@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import pluggy
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 
 from mdiff_adapters import builtin, hookspecs
 from mdiff_adapters.adapter import (
@@ -99,7 +100,9 @@ class PluginHost:
         segmenters: Usable segmenters by name.
     """
 
-    def __init__(self, entry_points: Iterable[EntryPoint], settings: HostSettings) -> None:
+    def __init__(
+        self, entry_points: Iterable[EntryPoint | PluginRecord], settings: HostSettings
+    ) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._settings = settings
@@ -110,7 +113,8 @@ class PluginHost:
         self._origins: dict[str, str] = {}
         own = EntryPoint("builtin", builtin.__name__, hookspecs.PROJECT)
         self.records: tuple[PluginRecord, ...] = tuple(
-            self._load(entry_point) for entry_point in (own, *entry_points)
+            self._report(found) if isinstance(found, PluginRecord) else self._load(found)
+            for found in (own, *entry_points)
         )
 
     def _load(self, entry_point: EntryPoint) -> PluginRecord:
@@ -118,8 +122,8 @@ class PluginHost:
         record = PluginRecord(
             name=entry_point.name,
             target=entry_point.value,
-            distribution=dist.name if dist else "",
-            version=dist.version if dist else "",
+            distribution=_text(dist.name) if dist else "",
+            version=_text(dist.version) if dist else "",
         )
         try:
             self._check_allowed(record.name)
@@ -272,6 +276,36 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def _text(value: Any) -> str:
+    # Absent from damaged metadata.
+    return value if isinstance(value, str) else ""
+
+
+def _installed_entry_points() -> Iterator[EntryPoint | PluginRecord]:
+    """Yield the entry points of our group, and a failed record for one that cannot be read.
+
+    ``importlib.metadata.entry_points()`` raises for all when one distribution's file is malformed.
+    """
+    seen: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        try:
+            if f"[{hookspecs.PROJECT}]" not in (distribution.read_text("entry_points.txt") or ""):
+                continue
+            # A distribution may be found twice on the path; the first one is what is imported.
+            name = canonicalize_name(distribution.metadata["Name"])
+            if name not in seen:
+                seen.add(name)
+                yield from distribution.entry_points.select(group=hookspecs.PROJECT)
+        except Exception as error:  # noqa: BLE001  damaged metadata of one must not hide the others
+            yield PluginRecord(
+                name=getattr(getattr(distribution, "_path", None), "name", "unknown"),
+                target="",
+                status="failed",
+                reason=f"its metadata cannot be read: {_describe(error)}; reinstall it",
+                error=error,
+            )
+
+
 def load_plugins(
     entry_points: Iterable[EntryPoint] | None = None, settings: HostSettings | None = None
 ) -> PluginHost:
@@ -287,9 +321,8 @@ def load_plugins(
     Raises:
         PluginError: If ``settings.strict`` and a plugin is not usable.
     """
-    if entry_points is None:
-        entry_points = importlib.metadata.entry_points(group=hookspecs.PROJECT)
-    return PluginHost(entry_points, settings or HostSettings.from_env())
+    found = _installed_entry_points() if entry_points is None else entry_points
+    return PluginHost(found, settings or HostSettings.from_env())
 
 
 def list_plugins(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginRecord, ...]:

@@ -78,7 +78,7 @@ print([d.page_content for d in pickle.loads(pickle.dumps(loader)).load()])
 
 
 def test_the_command_lists_it_also_when_it_is_broken(installed: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "mdiff_adapters", "plugins", "--json"]
+    command = [str(Path(sys.executable).parent / "mdiff-adapters"), "plugins", "--json"]
     package = Path(installed["PYTHONPATH"]) / "mdiff_plugin_example"
     plugin = package / "plugin.py"
     working = plugin.read_text(encoding="utf-8")

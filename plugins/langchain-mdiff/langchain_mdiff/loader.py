@@ -9,12 +9,12 @@ from typing import Any, BinaryIO
 
 from langchain_core.document_loaders import BaseLoader
 from langchain_core.documents import Document
-from mdiff_adapters.parser import DocumentParser
 
 from langchain_mdiff.documents import DocumentFormat, Format, Mode, TableFormat, load_documents
 from mdiff_adapters.engines import Engine, EngineSpec
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.offload import iterate_off_loop
+from mdiff_adapters.parser import DocumentParser, OnError
 from mdiff_adapters.provenance import read_input
 
 
@@ -87,8 +87,8 @@ class MDiffLoader(BaseLoader):
         table_format: TableFormat = "html",
         pages_delimiter: str = "\n\f",
         include_blocks: bool = False,
-        on_error: str = "record",
-        engine: str | EngineSpec | Engine = "tiny",
+        on_error: OnError = "record",
+        engine: str | os.PathLike[str] | EngineSpec | Engine = "tiny",
         threshold: float | None = None,
         fs: Any = None,
         **parser_options: Any,
@@ -100,7 +100,9 @@ class MDiffLoader(BaseLoader):
             )
         self.file_path = file_path
         self._fs = fs
-        self._engine = EngineSpec.parse(engine) if isinstance(engine, str) else engine
+        self._engine: EngineSpec | Engine = (
+            EngineSpec.parse(engine) if isinstance(engine, (str, os.PathLike)) else engine
+        )
         self._form = DocumentFormat(
             mode=mode,
             format=format,
@@ -109,7 +111,7 @@ class MDiffLoader(BaseLoader):
             include_blocks=include_blocks,
         )
         self._parser = DocumentParser(
-            engine,
+            self._engine,
             threshold=threshold,
             pages=pages,
             password=password,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from langchain_core.document_loaders import BaseBlobParser, Blob
 from langchain_core.documents import Document
-from mdiff_adapters.parser import DocumentParser
 
 from langchain_mdiff.documents import DocumentFormat, Format, Mode, TableFormat, load_documents
 from mdiff_adapters.engines import Engine, EngineSpec
 from mdiff_adapters.errors import ConfigError, ImageError, MDiffError
+from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.provenance import read_input
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class MDiffBlobParser(BaseBlobParser):
         self,
         *,
         mode: Mode = "page",
-        engine: str | EngineSpec | Engine = "tiny",
+        engine: str | os.PathLike[str] | EngineSpec | Engine = "tiny",
         format: Format = "markdown",
         table_format: TableFormat = "html",
         pages_delimiter: str = "\n\f",
@@ -61,7 +62,7 @@ class MDiffBlobParser(BaseBlobParser):
             pages_delimiter=pages_delimiter,
             include_blocks=include_blocks,
         )
-        self._parser = DocumentParser(engine, **parser_options)
+        self._parser = DocumentParser(_named(engine), **parser_options)
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yield the documents of a blob as their pages are ready.
@@ -104,7 +105,7 @@ class MDiffImageParser(BaseBlobParser):
     def __init__(
         self,
         *,
-        engine: str | EngineSpec | Engine = "tiny",
+        engine: str | os.PathLike[str] | EngineSpec | Engine = "tiny",
         format: Format = "markdown",
         channels: Channels = "auto",
         on_error: Literal["record", "raise"] = "record",
@@ -121,7 +122,7 @@ class MDiffImageParser(BaseBlobParser):
         self._form = DocumentFormat(mode="single", format=format, pages_delimiter="\n")
         self._channels = channels
         self._on_error = on_error
-        self._parser = DocumentParser(engine, on_error=on_error, **parser_options)
+        self._parser = DocumentParser(_named(engine), on_error=on_error, **parser_options)
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yield one Document with the text of the picture, empty where there is none."""
@@ -138,6 +139,10 @@ class MDiffImageParser(BaseBlobParser):
         # These Documents are looked into for their text and thrown away; a PDF has the metadata.
         kept = {k: v for k, v in document.metadata.items() if k in ("mdiff_error", "format")}
         yield Document(page_content=document.page_content, metadata={**kept, **blob.metadata})
+
+
+def _named(engine: str | os.PathLike[str] | EngineSpec | Engine) -> EngineSpec | Engine:
+    return EngineSpec.parse(engine) if isinstance(engine, (str, os.PathLike)) else engine
 
 
 def _message(error: Exception) -> str:

@@ -202,6 +202,27 @@ def test_strict_raises_and_listing_still_does_not(plugin, monkeypatch) -> None:
     assert [record.status for record in list_plugins([bad])] == ["ok", "failed"]
 
 
+def test_damaged_metadata_of_one_distribution_hides_nobody(tmp_path: Path, monkeypatch) -> None:
+    """importlib.metadata.entry_points() raises for all of them."""
+    cases = {
+        "malformed": ("Name: malformed\nVersion: 1\n", "[mdiff_adapters]\nno equals sign\n"),
+        "nameless": ("", "[mdiff_adapters]\nx = y.z\n"),
+        "unrelated": ("Name: unrelated\nVersion: 1\n", "[console_scripts]\nno equals sign\n"),
+    }
+    for name, (metadata, entry_points) in cases.items():
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\n{metadata}")
+        (folder / "entry_points.txt").write_text(entry_points)
+    monkeypatch.syspath_prepend(tmp_path)
+    records = {record.name: record for record in list_plugins()}
+    for name in ("malformed", "nameless"):
+        assert records[f"{name}-1.dist-info"].status == "failed"
+        assert "metadata cannot be read" in records[f"{name}-1.dist-info"].reason
+    assert records["langchain"].status == "ok"
+    assert not any("unrelated" in name for name in records)
+
+
 def test_the_listing_is_json(plugin) -> None:
     records = list_plugins([plugin("bad", "raise ValueError('x')"), plugin("good", GOOD)])
     listed = json.loads(json.dumps([record.to_dict() for record in records]))

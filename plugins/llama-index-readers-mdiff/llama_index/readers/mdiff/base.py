@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.readers.base import BasePydanticReader
 from llama_index.core.schema import Document, MediaResource
-from mdiff_adapters.parser import DocumentParser
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage
 from mdiff_adapters.engines import Engine, EngineSpec, open_engine
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.offload import iterate_off_loop
+from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.provenance import Input, blocks_json, page_error, read_input, stable_id
 from mdiff_adapters.sources import DocumentSource, open_source
 
@@ -84,7 +84,9 @@ class MDiffReader(BasePydanticReader):
     _engine: Any = PrivateAttr(default=None)
     _parser: DocumentParser = PrivateAttr()
 
-    def __init__(self, engine: str | EngineSpec | Engine = "tiny", **settings: Any) -> None:
+    def __init__(
+        self, engine: str | os.PathLike[str] | EngineSpec | Engine = "tiny", **settings: Any
+    ) -> None:
         unknown = sorted(set(settings) - set(type(self).model_fields))
         if unknown:
             raise ConfigError(
@@ -95,8 +97,8 @@ class MDiffReader(BasePydanticReader):
         if isinstance(engine, EngineSpec):
             options = {**dict(engine.options), **settings.pop("engine_options", {})}
             settings |= {"engine": engine.spec, "engine_options": options}
-        elif isinstance(engine, str):
-            settings["engine"] = engine
+        elif isinstance(engine, (str, os.PathLike)):
+            settings["engine"] = os.fspath(engine)
         else:
             live = open_engine(engine)
             settings["engine"] = live.name
