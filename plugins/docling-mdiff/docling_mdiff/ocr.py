@@ -1,8 +1,8 @@
 """docling's OCR stage on our engine: one request a layout cluster, all of a batch in one call.
 
 docling's OCR rectangles join everything that lies within 20 points. They only decide which clusters
-are read; what is cut out and what is asked follows each cluster. A checkpoint that reads pieces of
-text lines gets the rectangles, because a line detector wants whole lines.
+are read; what is cut out and what is asked follows each cluster. For a checkpoint that reads pieces
+of text lines, the lines are looked for in the rectangles.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FULL_PAGE_SHARE = 0.9
 """Share of the page from which on docling drops a picture; its text is then read without it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     """A page of a batch: what is to be read on it, and what was read."""
 
@@ -225,24 +225,22 @@ class MDiffOcrModel(BaseOcrModel):
 
     def _read_lines(self, conv_res: ConversionResult, jobs: list[_Job]) -> None:
         """Read the text lines in the rectangles; where our layout has read them, take its text."""
-        parts: list[tuple[_Job, Shot]] = []
+        open_jobs = [job for job in jobs if _unread(job)]
         for job in jobs:
-            if _unread(job):
-                for rect in job.rects:
-                    part = job.shot.part(rect, len(parts))
-                    if part is not None:
-                        parts.append((job, part))
-            else:
+            if job not in open_jobs:
                 for cluster in job.clusters:
                     _take(job, cluster)
         pages = read_pages(
-            [part for _, part in parts], self._engine, self._decode, deadline=deadline_s(conv_res)
+            [job.shot.only(job.rects) for job in open_jobs],
+            self._engine,
+            self._decode,
+            deadline=deadline_s(conv_res),
         )
-        for (job, part), parsed in zip(parts, pages, strict=True):
+        for job, parsed in zip(open_jobs, pages, strict=True):
             report_page(conv_res, STAGE, job.page.page_no, parsed)
             for region in parsed.regions:
                 job.note(region, f"lines {region.id}")
-                cells = region_cells(region, part.to_points(region.bbox), part)
+                cells = region_cells(region, job.shot.to_points(region.bbox), job.shot)
                 job.add(
                     [cell for cell in cells if not self._is_lettering(job.page, cell)],
                     region.confidence,

@@ -1,14 +1,17 @@
-"""Rendered pages and parts of pages: within a pixel budget, RGB, with their place on the page."""
+"""Rendered pages: within a pixel budget, RGB, with the way back to docling's points."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from docling.datamodel.base_models import InputFormat, Page
 from docling.datamodel.document import ConversionResult
 from docling_core.types.doc import BoundingBox, CoordOrigin
+from PIL import Image
 
 from mdiff_adapters.document import BBox
 from mdiff_adapters.errors import PageError
@@ -17,7 +20,7 @@ from mdiff_adapters.segmenters import PageImage
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """An image of a page, or of a part of it.
+    """An image of a page.
 
     Attributes:
         image: The image as segmenters take it.
@@ -37,38 +40,32 @@ class Shot:
             coord_origin=CoordOrigin.TOPLEFT,
         )
 
-    def part(self, box: BoundingBox, index: int) -> Shot | None:
-        """Cut a part out.
+    def only(self, boxes: Sequence[BoundingBox]) -> Shot:
+        """Return the image with nothing but paper outside of some boxes.
+
+        The image keeps its size: a line detector scales small crops up and then finds pieces of
+        letters.
 
         Args:
-            box: The part in page points, top left origin; clamped to this image.
-            index: Number of the part among all images that are read together.
-
-        Returns:
-            The part, its box grown to whole pixels; None where it holds none.
+            boxes: What stays, in page points, top left origin.
         """
         source = self.image.image
         x_scale, y_scale = source.width / self.box.width, source.height / self.box.height
-        left = max(0, math.floor((box.l - self.box.l) * x_scale))
-        top = max(0, math.floor((box.t - self.box.t) * y_scale))
-        right = min(source.width, math.ceil((box.r - self.box.l) * x_scale))
-        bottom = min(source.height, math.ceil((box.b - self.box.t) * y_scale))
-        if right <= left or bottom <= top:
-            return None
-        whole = BoundingBox(
-            l=self.box.l + left / x_scale,
-            t=self.box.t + top / y_scale,
-            r=self.box.l + right / x_scale,
-            b=self.box.t + bottom / y_scale,
-            coord_origin=CoordOrigin.TOPLEFT,
-        )
-        image = replace(
-            self.image,
-            index=index,
-            image=source.crop((left, top, right, bottom)),
-            size_pt=(whole.width, whole.height),
-        )
-        return Shot(image, whole)
+        gray = source.convert("L")
+        paper = int(np.median(np.asarray(gray)))
+        kept = Image.new("RGB", source.size, (paper, paper, paper))
+        for box in boxes:
+            corner = (
+                max(0, math.floor((box.l - self.box.l) * x_scale)),
+                max(0, math.floor((box.t - self.box.t) * y_scale)),
+            )
+            opposite = (
+                min(source.width, math.ceil((box.r - self.box.l) * x_scale)),
+                min(source.height, math.ceil((box.b - self.box.t) * y_scale)),
+            )
+            if corner[0] < opposite[0] and corner[1] < opposite[1]:
+                kept.paste(source.crop((*corner, *opposite)), corner)
+        return replace(self, image=replace(self.image, image=kept))
 
 
 def document_origin(conv_res: ConversionResult) -> dict[str, str]:
