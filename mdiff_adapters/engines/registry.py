@@ -67,13 +67,6 @@ class EngineRegistry:
                     slot.engine.close()
                     slot.engine = None
 
-    def __len__(self) -> int:
-        with self._lock:
-            slots = list(self._slots.values())
-        return sum(
-            slot.engine is not None and not getattr(slot.engine, "closed", False) for slot in slots
-        )
-
 
 def _build(spec: EngineSpec) -> Engine:
     from mdiff_adapters.host import engine_factory
