@@ -1,0 +1,292 @@
+"""From a quadrilateral on a page to the upright, tight grey crop of one text line.
+
+The reader was trained on crops that run from just above the ascenders to just below the
+descenders. A detector's box is neither that tight nor exactly along the line, so the slope is
+measured again on the ink, ink of neighbouring lines and rules is painted over, and the crop is cut
+to what is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["LineCrop", "crop_lines", "quad_angle", "quad_size"]
+
+Gray = npt.NDArray[np.uint8]
+Quad = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+
+PAD_SHARE = 0.35
+"""Paper taken around a box on each side, as a share of the line height, before tightening."""
+AIR_SHARE = 0.11
+"""Paper kept around the ink of a line, as a share of its ink height."""
+CONTRAST_LEVELS = 12
+"""Grey levels below which a crop counts as empty paper."""
+MAX_SLOPE = 0.03
+"""Largest slope, as rise over run, that is corrected beyond the box's own angle."""
+STRIPS = 24
+"""Vertical strips whose row profiles are shifted against each other to find the slope."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineCrop:
+    """One text line, upright.
+
+    Attributes:
+        gray: Grey values, tight.
+        quad: Corners of the crop on the page in px, clockwise from its own top left.
+        ink_px: Height of the line's ink in page px.
+    """
+
+    gray: Gray = field(repr=False)
+    quad: Quad
+    ink_px: int
+
+
+def quad_size(quad: Quad) -> tuple[float, float]:
+    """Return width (along the first edge) and height of a quadrilateral in px."""
+    width = (np.linalg.norm(quad[1] - quad[0]) + np.linalg.norm(quad[2] - quad[3])) / 2
+    height = (np.linalg.norm(quad[3] - quad[0]) + np.linalg.norm(quad[2] - quad[1])) / 2
+    return float(width), float(height)
+
+
+def quad_angle(quad: Quad) -> float:
+    """Return the direction of a quadrilateral's first edge in radians, clockwise on the page."""
+    along = (quad[1] - quad[0]) + (quad[2] - quad[3])
+    return float(np.arctan2(along[1], along[0]))
+
+
+def crop_lines(
+    page: Gray, quad: Quad, *, line_px: float, angle: float | None = None
+) -> list[LineCrop]:
+    """Cut the line, or the lines, inside a box out of a page.
+
+    Args:
+        page: Grey page, height x width.
+        quad: Corners of the box, clockwise from the line's own top left.
+        line_px: Typical height of a box on the page, which tells a box around two lines.
+        angle: Direction of the line in radians where it is known better than from the box.
+
+    Returns:
+        Crops from top to bottom, normally one; none where there is no ink.
+    """
+    centre = quad.mean(axis=0)
+    width, height = quad_size(quad)
+    if width < 2 or height < 2:
+        return []
+    angle = quad_angle(quad) if angle is None else angle
+    pad = PAD_SHARE * min(height, 1.5 * line_px)
+    size = (round(width + 2 * pad), round(height + 2 * pad))
+    crop = _rectify(page, centre, angle, size)
+    ink = _ink(crop)
+    if ink is None:
+        return []
+    slope = _slope(ink)
+    if abs(slope) * width >= 1.0:
+        angle += float(np.arctan(slope))
+        crop = _rectify(page, centre, angle, size)
+        ink = _ink(crop)
+        if ink is None:
+            return []
+    lines = []
+    for top, bottom in _bands(ink, pad, line_px):
+        line = _tighten(crop, ink, top, bottom, pad)
+        if line is not None:
+            gray, box, ink_px = line
+            lines.append(LineCrop(gray, _to_page(box, centre, angle, size), ink_px))
+    return lines
+
+
+def _rectify(page: Gray, centre: Quad, angle: float, size: tuple[int, int]) -> Gray:
+    """Return the pixels of a turned rectangle; what lies outside the page repeats its edge."""
+    cos, sin = float(np.cos(angle)), float(np.sin(angle))
+    width, height = size
+    if abs(sin) * max(width, height) < 0.5 and cos > 0:
+        return _slice(page, centre, size)
+    # From crop to page: turn about the crop's centre, move to the box's centre.
+    matrix = np.array(
+        [
+            [cos, -sin, centre[0] - cos * (width - 1) / 2 + sin * (height - 1) / 2],
+            [sin, cos, centre[1] - sin * (width - 1) / 2 - cos * (height - 1) / 2],
+        ],
+        dtype=np.float64,
+    )
+    crop = cv2.warpAffine(
+        page,
+        matrix,
+        size,
+        flags=cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_REPLICATE,
+    )
+    return np.asarray(crop, dtype=np.uint8)
+
+
+def _slice(page: Gray, centre: Quad, size: tuple[int, int]) -> Gray:
+    """Return an unturned rectangle without resampling it."""
+    width, height = size
+    left, top = _corner(centre, size)
+    rows = np.clip(np.arange(top, top + height), 0, page.shape[0] - 1)
+    columns = np.clip(np.arange(left, left + width), 0, page.shape[1] - 1)
+    return page[np.ix_(rows, columns)]
+
+
+def _corner(centre: Quad, size: tuple[int, int]) -> tuple[int, int]:
+    return round(float(centre[0]) - (size[0] - 1) / 2), round(float(centre[1]) - (size[1] - 1) / 2)
+
+
+def _to_page(
+    box: tuple[int, int, int, int], centre: Quad, angle: float, size: tuple[int, int]
+) -> Quad:
+    """Return the corners on the page of a box (x0, y0, x1, y1) in a rectified crop."""
+    cos, sin = float(np.cos(angle)), float(np.sin(angle))
+    x0, y0, x1, y1 = box
+    corners = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], dtype=np.float32)
+    offset = corners - np.array([size[0] / 2, size[1] / 2], dtype=np.float32)
+    turned = offset @ np.array([[cos, sin], [-sin, cos]], dtype=np.float32)
+    return np.asarray(turned + centre, dtype=np.float32)
+
+
+def _ink(crop: Gray) -> Mask | None:
+    """Return where the ink is, whether dark on light or the inverse; None on empty paper."""
+    low, high = np.percentile(crop, (1, 99))
+    if high - low < CONTRAST_LEVELS:
+        low, high = float(crop.min()), float(crop.max())
+        if high - low < CONTRAST_LEVELS:
+            return None
+    level, _ = cv2.threshold(crop, 0, 255, cv2.THRESH_BINARY | cv2.THRESH_OTSU)
+    dark = crop <= level
+    # The paper is what there is more of.
+    return ~dark if dark.mean() > 0.5 else dark
+
+
+def _slope(ink: Mask) -> float:
+    """Return the slope (rise over run) at which the row profile is sharpest."""
+    height, width = ink.shape
+    num = min(STRIPS, width // max(1, height // 2))
+    if num < 4:
+        return 0.0
+    edges = np.linspace(0, width, num + 1).round().astype(int)
+    profiles = np.stack(
+        [ink[:, a:b].sum(axis=1) for a, b in itertools.pairwise(edges)]
+    ).astype(np.float64)
+    middle = (edges[:-1] + edges[1:]) / 2 - width / 2
+    limit = max(2, round(MAX_SLOPE * width))
+    shifts = np.linspace(-limit, limit, 4 * limit + 1)  # half a pixel over the whole width
+    # Rows beyond the crop hold no ink; the last one stands for all of them.
+    padded = np.concatenate([profiles, np.zeros((num, 1))], axis=1)
+    offsets = np.rint(shifts[:, None] * middle / width).astype(int)
+    rows = np.arange(height) + offsets[:, :, None]
+    rows = np.where((rows >= 0) & (rows < height), rows, height)
+    totals = padded[np.arange(num)[:, None], rows].sum(axis=1)
+    scores = (np.diff(totals, axis=1) ** 2).sum(axis=1)
+    best = int(np.argmax(scores))
+    # Where the profile says nothing much, the box's own angle stands.
+    if scores[best] < 1.05 * scores[len(shifts) // 2]:
+        return 0.0
+    return float(shifts[best] / width)
+
+
+def _bands(ink: Mask, pad: float, line_px: float) -> list[tuple[int, int]]:
+    """Return the rows (first, last + 1) of each line in a crop; normally the box's own rows."""
+    top, bottom = round(pad), ink.shape[0] - round(pad)
+    if bottom - top < 1.6 * line_px:
+        return [(top, bottom)]
+    profile = ink[top:bottom].sum(axis=1)
+    filled = profile > 0.02 * ink.shape[1]
+    edges = np.diff(np.concatenate(([0], filled.astype(np.int8), [0])))
+    runs = list(
+        zip(
+            (np.flatnonzero(edges == 1)).tolist(), np.flatnonzero(edges == -1).tolist(), strict=True
+        )
+    )
+    tall = [run for run in runs if run[1] - run[0] >= 0.4 * line_px]
+    if len(tall) < 2 or max(b - a for a, b in tall) > 1.5 * line_px:
+        return [(top, bottom)]
+    cuts = [
+        0,
+        *((a[1] + b[0]) // 2 for a, b in itertools.pairwise(tall)),
+        bottom - top,
+    ]
+    return [(top + a, top + b) for a, b in itertools.pairwise(cuts)]
+
+
+def _core(ink: Mask, top: int, bottom: int) -> tuple[int, int]:
+    """Return the rows (first, last + 1) of the band of small letters between two rows."""
+    profile = ink[top:bottom].sum(axis=1).astype(np.float64)
+    if not profile.any():
+        return top, bottom
+    smooth = np.convolve(profile, np.ones(3) / 3, mode="same")
+    strong = smooth >= 0.45 * smooth.max()
+    rows = np.flatnonzero(strong)
+    return top + int(rows[0]), top + int(rows[-1]) + 1
+
+
+def _tighten(
+    crop: Gray, ink: Mask, top: int, bottom: int, pad: float
+) -> tuple[Gray, tuple[int, int, int, int], int] | None:
+    """Return the crop cut to the ink of one line, its box in the crop, and the ink height."""
+    core_top, core_bottom = _core(ink, top, bottom)
+    num, labels, stats, _ = cv2.connectedComponentsWithStats(ink.astype(np.uint8), connectivity=8)
+    left, upper = stats[:, cv2.CC_STAT_LEFT], stats[:, cv2.CC_STAT_TOP]
+    right, lower = left + stats[:, cv2.CC_STAT_WIDTH], upper + stats[:, cv2.CC_STAT_HEIGHT]
+    height = bottom - top
+
+    # Letters stand on the core band; what does not is a dot or an accent, or no part of the line.
+    on_core = (upper < core_bottom) & (lower > core_top)
+    on_core[0] = False  # the paper
+    if not on_core.any():
+        return None
+    ascent = max(top, min(int(upper[on_core].min()), core_top - (core_bottom - core_top) // 2))
+    above = (lower <= core_top) & (upper >= ascent - 0.08 * height)
+    underscore = (upper >= core_bottom) & (right - left >= 0.3 * height) & (lower <= bottom)
+    # Rules: drawn lines of a table or an underline, much longer than letters are.
+    flat = (right - left > 4 * height) & (lower - upper < 0.2 * height)
+    upright = (lower - upper > 1.3 * height) & (right - left < 0.3 * height)
+    keep = (on_core | above | underscore) & ~flat & ~upright
+    beside = (right <= pad * 0.5) | (left >= ink.shape[1] - pad * 0.5)
+    keep &= ~beside
+    keep[0] = False  # the paper
+    if not keep[1:].any():
+        return None
+
+    kept = np.flatnonzero(keep)
+    # A letter that touches the line above or below must not stretch the crop into it.
+    slack = round(0.15 * height)
+    y0 = max(int(upper[kept].min()), top - slack)
+    y1 = min(int(lower[kept].max()), bottom + slack)
+    x0, x1 = int(left[kept].min()), int(right[kept].max())
+    paper = np.uint8(np.median(crop[~ink])) if not ink.all() else crop[0, 0]
+    clean = _erase(crop, labels, keep, num, paper)
+    air = max(1, round(AIR_SHARE * (y1 - y0)))
+    box = (x0 - air, y0 - air, x1 + air, y1 + air)
+    return _cut(clean, box, paper), box, y1 - y0
+
+
+def _erase(
+    crop: Gray, labels: npt.NDArray[np.int32], keep: Mask, num: int, paper: np.uint8
+) -> Gray:
+    """Paint over the components that are not kept, with their soft edges."""
+    if keep[1:num].all():
+        return crop
+    lost = np.isin(labels, np.flatnonzero(~keep[:num])) & (labels > 0)
+    kernel = np.ones((3, 3), dtype=np.uint8)
+    lost_mask = cv2.dilate(lost.astype(np.uint8), kernel) > 0
+    kept_mask = cv2.dilate((keep[labels]).astype(np.uint8), kernel) > 0
+    clean = crop.copy()
+    clean[lost_mask & ~(kept_mask & ~lost)] = paper
+    return clean
+
+
+def _cut(crop: Gray, box: tuple[int, int, int, int], paper: np.uint8) -> Gray:
+    """Return a box of a crop; what lies outside the crop is paper."""
+    x0, y0, x1, y1 = box
+    out = np.full((y1 - y0, x1 - x0), paper, dtype=np.uint8)
+    sx0, sy0 = max(x0, 0), max(y0, 0)
+    sx1, sy1 = min(x1, crop.shape[1]), min(y1, crop.shape[0])
+    out[sy0 - y0 : sy1 - y0, sx0 - x0 : sx1 - x0] = crop[sy0:sy1, sx0:sx1]
+    return out

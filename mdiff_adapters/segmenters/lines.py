@@ -1,0 +1,424 @@
+"""Segmenter ``lines``: text lines found by a detector, read in one engine call, put in order.
+
+For engines that only know the text task. A checkpoint of unit ``segment`` gets each line as the
+pieces it was trained on, one of unit ``region`` gets whole line crops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mdiff_adapters.document import (
+    BBox,
+    ErrorRecord,
+    FinishReason,
+    PageStatus,
+    ParsedPage,
+    Region,
+    RegionType,
+    TextLine,
+)
+from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engine, Request
+from mdiff_adapters.errors import EngineError, PageError
+from mdiff_adapters.segmenters.base import PageImage, SegmenterOptions
+from mdiff_adapters.segmenters.crops import LineCrop, crop_lines, quad_angle, quad_size
+from mdiff_adapters.segmenters.detection import LineDetector, line_detector
+from mdiff_adapters.segmenters.order import (
+    Block,
+    LineBox,
+    deskewed_boxes,
+    font_size,
+    group_paragraphs,
+    reading_order,
+)
+from mdiff_adapters.text import find_loop, strip_special_tokens, unwrap_lines
+from mdiff_core.segments import prepare_line
+
+__all__ = ["LineSegmenter"]
+
+Gray = npt.NDArray[np.uint8]
+Quads = npt.NDArray[np.float32]
+
+BLANK_LEVELS = 8
+"""A page whose grey values differ by no more is blank paper: nothing is asked about it."""
+NUM_VOTES = 9
+"""Lines that are asked which way up they are; the longest of a page."""
+UPSIDE_DOWN = 0.6
+"""Mean probability from which on a page is read upside down; upright is the safe assumption."""
+TITLE_RATIO = 1.25
+"""Font size, relative to the page's usual one, from which on a paragraph is a title."""
+TITLE_MAX_LINES = 4
+
+_SEVERITY: tuple[FinishReason, ...] = ("empty", "stop", "loop", "length", "timeout", "error")
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line on its way from crop to text."""
+
+    crop: LineCrop
+    angle: int
+    requests: list[str] = field(default_factory=list)
+    after_gap: list[bool] = field(default_factory=list)
+    text: str = ""
+    confidence: float | None = None
+    num_tokens: int = 0
+    finish_reason: FinishReason = "empty"
+    error: Exception | None = None
+    raw: str = ""
+
+
+@dataclass(slots=True)
+class _Page:
+    """What a page asks for, and how it is to be put together."""
+
+    page: PageImage
+    angle: int = 0
+    direction: float = 0.0
+    lines: list[_Line] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    error: ErrorRecord | None = None
+
+
+class LineSegmenter:
+    """Reads pages line by line.
+
+    Args:
+        detector: Finds the lines; by default the one of the process.
+    """
+
+    def __init__(self, detector: LineDetector | None = None) -> None:
+        self._detector = detector
+
+    @property
+    def name(self) -> str:
+        """``lines``."""
+        return "lines"
+
+    def read(
+        self,
+        pages: Sequence[PageImage],
+        engine: Engine,
+        decode: DecodeConfig,
+        options: SegmenterOptions,
+    ) -> list[ParsedPage]:
+        """Read a window of pages; see :meth:`mdiff_adapters.segmenters.base.Segmenter.read`."""
+        capabilities = engine.capabilities
+        plans = [self._plan(page, capabilities, decode) for page in pages]
+        requests = [request for plan in plans for request in plan.requests]
+        answers = {answer.id: answer for answer in engine.answer(requests)} if requests else {}
+        return [_assemble(plan, answers) for plan in plans]
+
+    def _plan(self, page: PageImage, capabilities: Capabilities, decode: DecodeConfig) -> _Page:
+        plan = _Page(page)
+        try:
+            self._find_lines(plan)
+            for order, line in enumerate(plan.lines):
+                plan.requests += _requests(page, order, line, capabilities, decode)
+        except EngineError:
+            raise  # no detector at all: not this page's fault
+        except Exception as error:  # noqa: BLE001 - one page must not cost the others
+            failed = PageError(
+                f"no text lines could be cut from the page: {type(error).__name__}: {error}",
+                source=page.source,
+                page=page.index,
+            )
+            plan.error = ErrorRecord(
+                kind=PageError.__name__, message=str(failed), stage="segment", page=page.index
+            )
+            plan.lines, plan.requests = [], []
+        return plan
+
+    def _find_lines(self, plan: _Page) -> None:
+        gray = np.asarray(plan.page.image.convert("L"))
+        if int(gray.max()) - int(gray.min()) <= BLANK_LEVELS:
+            return
+        detector = self._detector or line_detector()
+        quads = detector.detect(np.asarray(plan.page.image.convert("RGB")))
+        if len(quads) == 0:
+            return
+        sizes = np.array([quad_size(quad) for quad in quads])
+        line_px = _usual_height(sizes)
+        sideways = _is_sideways(sizes, line_px)
+        weights = sizes.max(axis=1)
+        page_sideways = bool(weights[sideways].sum() > weights.sum() / 2)
+        angles = np.where(sideways, 90, 0)
+        for kind in (0, 90):
+            members = np.flatnonzero(angles == kind)
+            longest = members[np.argsort(-weights[members], kind="stable")][:NUM_VOTES]
+            crops = [
+                crop
+                for i in longest
+                for crop in crop_lines(gray, _own_corners(quads[i], kind), line_px=line_px)
+            ]
+            share = detector.upside_down_share([_head(crop.gray) for crop in crops])
+            # Sideways text has no safe assumption: the better half decides.
+            if share > (UPSIDE_DOWN if kind == 0 else 0.5):
+                angles[members] = kind + 180
+        main = np.flatnonzero(sideways == page_sideways)
+        plan.angle = int(angles[main[0]])
+        plan.direction = _direction(quads[main], sizes[main], plan.angle)
+        for quad, angle in zip(quads, angles.tolist(), strict=True):
+            own = _own_corners(quad, angle)
+            width, height = quad_size(own)
+            # The edges of a short box say little about the slope of its line.
+            direction = None
+            if angle == plan.angle and width < 10 * height:
+                direction = plan.direction
+            for crop in crop_lines(gray, own, line_px=line_px, angle=direction):
+                plan.lines.append(_Line(crop, angle))
+
+
+def _usual_height(sizes: npt.NDArray[np.float64]) -> float:
+    """Return the typical short side of a page's boxes, long ones counting more."""
+    short, long = sizes.min(axis=1), sizes.max(axis=1)
+    order = np.argsort(short, kind="stable")
+    total = np.cumsum(long[order])
+    return float(short[order][int(np.searchsorted(total, total[-1] / 2))])
+
+
+def _is_sideways(sizes: npt.NDArray[np.float64], line_px: float) -> npt.NDArray[np.bool_]:
+    """Tell which boxes hold text that runs up or down the page."""
+    width, height = sizes[:, 0], sizes[:, 1]
+    # A narrow box that is no higher than two lines is a digit or a letter on its own.
+    return np.asarray((height > 1.5 * width) & (height > 2.2 * line_px))
+
+
+def _own_corners(quad: npt.NDArray[np.float32], angle: int) -> npt.NDArray[np.float32]:
+    """Return a box's corners clockwise from the line's own top left.
+
+    Args:
+        quad: Corners clockwise from the top left of the page.
+        angle: Degrees of counter-clockwise rotation that make the line upright.
+    """
+    return np.roll(quad, -(angle // 90), axis=0)
+
+
+def _head(gray: Gray) -> Gray:
+    """Return the first letters of a line, which the classifier sees best."""
+    return gray[:, : 6 * gray.shape[0]]
+
+
+def _direction(quads: Quads, sizes: npt.NDArray[np.float64], angle: int) -> float:
+    """Return the direction of the page's text in radians: the median of its boxes by length."""
+    directions = np.array([quad_angle(_own_corners(quad, angle)) for quad in quads])
+    # Around the multiple of 90 degrees that the page is turned by, so that nothing wraps.
+    base = np.radians(angle)
+    deviations = np.angle(np.exp(1j * (directions - base)))
+    long = sizes.max(axis=1)
+    order = np.argsort(deviations, kind="stable")
+    total = np.cumsum(long[order])
+    return float(base + deviations[order][int(np.searchsorted(total, total[-1] / 2))])
+
+
+def _requests(
+    page: PageImage, order: int, line: _Line, capabilities: Capabilities, decode: DecodeConfig
+) -> Iterator[Request]:
+    if capabilities.segment_px is None:
+        images = [(Image.fromarray(line.crop.gray).convert("RGB"), False)]
+    else:
+        images = prepare_line(
+            line.crop.gray, segment_px=capabilities.segment_px, stretch=capabilities.stretch
+        )
+    for number, (image, after_gap) in enumerate(images):
+        name = f"p{page.index}l{order}s{number}"
+        line.requests.append(name)
+        line.after_gap.append(after_gap)
+        yield Request(
+            id=name,
+            image=image,
+            task="text",
+            decode=decode,
+            origin={
+                "source": page.source,
+                "stem": page.stem,
+                "page": page.index,
+                "region": f"p{page.index}l{order}",
+                "order": order,
+            },
+        )
+
+
+def _assemble(plan: _Page, answers: dict[str, Answer]) -> ParsedPage:
+    page = plan.page
+    given = [answers[r.id] for r in plan.requests if r.id in answers]
+    for line in plan.lines:
+        _read(line, answers)
+    regions = tuple(_regions(plan))
+    status: PageStatus = "ok" if regions else "blank"
+    error = plan.error
+    if error is not None:
+        status = "failed"
+    elif any(
+        region.error is not None or region.finish_reason not in ("stop", "empty")
+        for region in regions
+    ):
+        status = "partial"
+        if all(line.error is not None for line in plan.lines):
+            status, error = "failed", _page_error(plan)
+    return ParsedPage(
+        index=page.index,
+        label=page.label,
+        size_px=page.image.size,
+        size_pt=page.size_pt,
+        rotation=page.rotation,
+        regions=regions,
+        status=status,
+        error=error,
+        num_tokens=sum(answer.num_tokens for answer in given),
+        num_forwards=sum(answer.num_forwards for answer in given),
+    )
+
+
+def _page_error(plan: _Page) -> ErrorRecord:
+    first = next(line.error for line in plan.lines if line.error is not None)
+    failed = PageError(
+        f"none of its {len(plan.lines)} lines could be read: {first}",
+        source=plan.page.source,
+        page=plan.page.index,
+    )
+    return ErrorRecord(
+        kind=PageError.__name__, message=str(failed), stage="read", page=plan.page.index
+    )
+
+
+def _read(line: _Line, answers: dict[str, Answer]) -> None:
+    """Join the answers about a line's pieces."""
+    weighted, weight = 0.0, 0
+    for name, after_gap in zip(line.requests, line.after_gap, strict=True):
+        answer = answers.get(name)
+        if answer is None:
+            answer = Answer(
+                id=name, finish_reason="error", error=EngineError("the engine gave no answer")
+            )
+        text = strip_special_tokens(answer.text).text
+        reason = answer.finish_reason
+        if reason == "length":
+            loop = find_loop(text)
+            if loop is not None:
+                text, reason = loop.trimmed, "loop"
+        glue = " " if after_gap and line.text and text else ""
+        line.text += glue + " ".join(text.split())
+        line.raw += glue + answer.text
+        line.finish_reason = max(line.finish_reason, reason, key=_SEVERITY.index)
+        line.error = line.error or answer.error
+        line.num_tokens += answer.num_tokens
+        if answer.confidence is not None and answer.num_tokens:
+            weighted += answer.confidence * answer.num_tokens
+            weight += answer.num_tokens
+    line.confidence = weighted / weight if weight else None
+
+
+def _regions(plan: _Page) -> Iterator[Region]:
+    """Yield the page's paragraphs in reading order; lines that read as nothing are left out."""
+    kept = [line for line in plan.lines if line.text or line.error is not None]
+    # Text that runs another way than the page's comes last, each line for itself.
+    main = [line for line in kept if line.angle == plan.angle]
+    others = [line for line in kept if line.angle != plan.angle]
+    paragraphs: list[tuple[list[_Line], RegionType]] = []
+    if main:
+        boxes = deskewed_boxes(np.stack([line.crop.quad for line in main]), plan.direction)
+        usual = _usual_size(main)
+        for block in reading_order(boxes):
+            paragraphs += _paragraphs(block, main, boxes, usual)
+    paragraphs += [([line], "text") for line in others]
+    for order, (lines, kind) in enumerate(paragraphs):
+        yield _region(plan.page, order, lines, kind)
+
+
+def _usual_size(lines: Sequence[_Line]) -> float:
+    """Return the font size in px that most of a page's text has."""
+    sizes = np.array([font_size(line.text, line.crop.ink_px) for line in lines])
+    lengths = np.array([max(1, len(line.text)) for line in lines])
+    order = np.argsort(sizes, kind="stable")
+    total = np.cumsum(lengths[order])
+    return float(sizes[order][int(np.searchsorted(total, total[-1] / 2))])
+
+
+def _paragraphs(
+    block: Block, lines: Sequence[_Line], boxes: npt.NDArray[np.float64], usual: float
+) -> Iterator[tuple[list[_Line], RegionType]]:
+    rows = [[lines[i] for i in row] for row in block.rows]
+    if block.tabular:
+        yield [_joined(row) for row in rows], "text"
+        return
+    row_boxes = []
+    for numbers, row in zip(block.rows, rows, strict=True):
+        around = boxes[list(numbers)]
+        text = " ".join(filter(None, (line.text for line in row)))
+        size = max(font_size(line.text, line.crop.ink_px) for line in row)
+        (x0, y0), (x1, y1) = around[:, :2].min(axis=0), around[:, 2:].max(axis=0)
+        row_boxes.append(LineBox(float(x0), float(y0), float(x1), float(y1), size, text))
+    for members in group_paragraphs(row_boxes):
+        is_title = (
+            len(members) <= TITLE_MAX_LINES
+            and len(lines) > len(members)
+            and np.median([row_boxes[i].size for i in members]) >= TITLE_RATIO * usual
+        )
+        yield [_joined(rows[i]) for i in members], "title" if is_title else "text"
+
+
+def _joined(row: Sequence[_Line]) -> _Line:
+    """Return the fragments of one row as one line."""
+    if len(row) == 1:
+        return row[0]
+    quads = np.concatenate([line.crop.quad for line in row])
+    (x0, y0), (x1, y1) = quads.min(axis=0), quads.max(axis=0)
+    quad = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], dtype=np.float32)
+    known = [(line.confidence, line.num_tokens) for line in row if line.confidence is not None]
+    weight = sum(tokens for _, tokens in known)
+    return replace(
+        row[0],
+        crop=replace(row[0].crop, quad=quad),
+        text=" ".join(filter(None, (line.text for line in row))),
+        raw=" ".join(filter(None, (line.raw for line in row))),
+        confidence=sum(c * tokens for c, tokens in known) / weight if weight else None,
+        num_tokens=sum(line.num_tokens for line in row),
+        finish_reason=max((line.finish_reason for line in row), key=_SEVERITY.index),
+        error=next((line.error for line in row if line.error is not None), None),
+    )
+
+
+def _region(page: PageImage, order: int, lines: Sequence[_Line], kind: RegionType) -> Region:
+    name = f"p{page.index}r{order}"
+    boxes = [_bbox(line, page) for line in lines]
+    around = boxes[0]
+    for box in boxes[1:]:
+        around = around.union(box)
+    whole = _joined(lines)
+    text = "\n".join(line.text for line in lines if line.text)
+    error = None
+    if whole.error is not None:
+        error = ErrorRecord(
+            kind=type(whole.error).__name__,
+            message=str(whole.error),
+            page=page.index,
+            region=name,
+        )
+    return Region(
+        id=name,
+        order=order,
+        type=kind,
+        bbox=around,
+        angle=lines[0].angle,
+        text=unwrap_lines(text),
+        lines=tuple(
+            TextLine(text=line.text, bbox=box, confidence=line.confidence)
+            for line, box in zip(lines, boxes, strict=True)
+        ),
+        confidence=whole.confidence,
+        finish_reason=whole.finish_reason,
+        raw="\n".join(line.raw for line in lines),
+        error=error,
+        flags=("truncated",) if whole.finish_reason in ("length", "loop") else (),
+    )
+
+
+def _bbox(line: _Line, page: PageImage) -> BBox:
+    (x0, y0), (x1, y1) = line.crop.quad.min(axis=0), line.crop.quad.max(axis=0)
+    return BBox.from_px((float(x0), float(y0), float(x1), float(y1)), page.image.size)

@@ -1,0 +1,313 @@
+"""Reading order and paragraphs of text lines, from their geometry.
+
+Order: the page is cut into strips of lines; strips that share a vertical gutter are columns, read
+one after the other, unless they look like the rows of a table. Paragraphs: lines of one column that
+follow each other at the usual distance, in one size, without an indent or a line that ends early.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Block", "LineBox", "deskewed_boxes", "font_size", "group_paragraphs", "reading_order"]
+
+Boxes = npt.NDArray[np.float64]
+
+MIN_GUTTER = 0.5
+"""Narrowest gutter between columns, in line heights."""
+LONG_FRAGMENT = 8.0
+"""Lines from this width on, in line heights, are prose and not cells of a table."""
+PROSE_SHARE = 0.6
+"""Share of a column's text, by width, that must be in long lines for the column to be prose."""
+ALIGNED_SHARE = 0.5
+"""Share of strips with text on both sides of a gutter from which on it separates cells."""
+CORE_SHARE = 0.3
+"""Half height, as a share of the box, that tells lines apart; whole boxes of close lines overlap."""
+
+_BULLET = re.compile(r"^(?:[•◦▪●○■□‣⁃∙·*–—-]|\(?\d{1,3}[.)]|\[\d{1,3}\]|\(?[a-zA-Z][.)])\s+\S")
+_TALL = re.compile(r"[A-Z0-9bdfhklt()\[\]{}|/\\!?\"'&@#$%]")
+_DEEP = re.compile(r"[gjpqyQ()\[\]{}|/\\@$]")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines that are read from top to bottom before anything else is.
+
+    Attributes:
+        rows: Indices of lines, row by row, each row from left to right.
+        tabular: Whether the rows are those of a table or a form: they stay rows.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    tabular: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LineBox:
+    """A read line in the upright, deskewed frame of its page, in px.
+
+    Attributes:
+        x0: Left edge.
+        y0: Upper edge.
+        x1: Right edge.
+        y1: Lower edge.
+        size: Font size estimate, see :func:`font_size`.
+        text: What was read.
+    """
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    size: float
+    text: str
+
+
+def deskewed_boxes(quads: npt.NDArray[np.float32], angle: float) -> Boxes:
+    """Return the boxes around quadrilaterals in a frame turned so that ``angle`` is level.
+
+    Args:
+        quads: (n, 4, 2) corners in px.
+        angle: Direction of the text in radians, clockwise on the page.
+
+    Returns:
+        (n, 4) of x0, y0, x1, y1; the frame's origin is the page's.
+    """
+    cos, sin = float(np.cos(angle)), float(np.sin(angle))
+    x = quads[:, :, 0] * cos + quads[:, :, 1] * sin
+    y = quads[:, :, 1] * cos - quads[:, :, 0] * sin
+    return np.stack([x.min(1), y.min(1), x.max(1), y.max(1)], axis=1).astype(np.float64)
+
+
+def reading_order(boxes: Boxes) -> list[Block]:
+    """Order text lines as they are read.
+
+    Args:
+        boxes: (n, 4) upright boxes x0, y0, x1, y1.
+
+    Returns:
+        Blocks in reading order; each line is in exactly one.
+    """
+    if len(boxes) == 0:
+        return []
+    height = float(np.median(boxes[:, 3] - boxes[:, 1]))
+    return _order(np.arange(len(boxes)), boxes, max(height, 1.0))
+
+
+def _order(lines: npt.NDArray[np.intp], boxes: Boxes, height: float) -> list[Block]:
+    blocks: list[Block] = []
+    in_one_column = False  # whether the last block is lines one below the other
+    for group in _groups(_strips(lines, boxes), boxes, height):
+        members = np.concatenate(group)
+        gutter = _widest_gutter(boxes[members], height)
+        if gutter is not None:
+            is_left = (boxes[members, 0] + boxes[members, 2]) / 2 < gutter
+            left, right = members[is_left], members[~is_left]
+            if not _are_cells(group, left, right, boxes, height):
+                blocks += _order(left, boxes, height)
+                blocks += _order(right, boxes, height)
+                in_one_column = False
+                continue
+        rows = tuple(row for strip in group for row in _rows(strip, boxes))
+        tabular = gutter is not None and len(rows) > 1
+        if in_one_column and not tabular:
+            # A row with a wide gap in it does not end the column that it stands in.
+            rows = blocks.pop().rows + rows
+        blocks.append(Block(rows, tabular))
+        in_one_column = not tabular
+    return blocks
+
+
+def _strips(lines: npt.NDArray[np.intp], boxes: Boxes) -> list[npt.NDArray[np.intp]]:
+    """Cut lines into strips, from top to bottom, between which a level cut meets no line."""
+    middle = (boxes[lines, 1] + boxes[lines, 3]) / 2
+    half = (boxes[lines, 3] - boxes[lines, 1]) * CORE_SHARE
+    order = np.argsort(middle - half, kind="stable")
+    strips: list[list[int]] = []
+    reach = -np.inf
+    for at in order:
+        if middle[at] - half[at] >= reach:
+            strips.append([])
+        strips[-1].append(int(lines[at]))
+        reach = max(reach, middle[at] + half[at])
+    return [np.array(strip, dtype=np.intp) for strip in strips]
+
+
+def _groups(
+    strips: list[npt.NDArray[np.intp]], boxes: Boxes, height: float
+) -> list[list[npt.NDArray[np.intp]]]:
+    """Group neighbouring strips: as long as they share a gutter, and those that have none."""
+    groups: list[list[npt.NDArray[np.intp]]] = []
+    shares_gutter: list[bool] = []
+    for strip in strips:
+        if groups:
+            together = np.concatenate([*groups[-1], strip])
+            has_gutter = _widest_gutter(boxes[together], height) is not None
+            if has_gutter:
+                groups[-1].append(strip)
+                shares_gutter[-1] = True
+                continue
+            alone = _widest_gutter(boxes[strip], height) is not None
+            if not alone and not shares_gutter[-1]:
+                groups[-1].append(strip)
+                continue
+        groups.append([strip])
+        shares_gutter.append(_widest_gutter(boxes[strip], height) is not None)
+    return groups
+
+
+def _widest_gutter(boxes: Boxes, height: float) -> float | None:
+    """Return the middle of the widest vertical gap that no box reaches into, or None."""
+    order = np.argsort(boxes[:, 0], kind="stable")
+    starts, reach = boxes[order, 0], np.maximum.accumulate(boxes[order, 2])
+    gaps = starts[1:] - reach[:-1]
+    if gaps.size == 0:
+        return None
+    best = int(np.argmax(gaps))
+    if gaps[best] < MIN_GUTTER * height:
+        return None
+    return float(starts[best + 1] + reach[best]) / 2
+
+
+def _are_cells(
+    strips: list[npt.NDArray[np.intp]],
+    left: npt.NDArray[np.intp],
+    right: npt.NDArray[np.intp],
+    boxes: Boxes,
+    height: float,
+) -> bool:
+    """Tell whether a gutter separates cells of rows, not columns of prose."""
+    if _is_prose(boxes[left], height) and _is_prose(boxes[right], height):
+        return False
+    on_left = set(left.tolist())
+    both = sum(0 < sum(i in on_left for i in strip.tolist()) < len(strip) for strip in strips)
+    return both >= ALIGNED_SHARE * len(strips)
+
+
+def _is_prose(boxes: Boxes, height: float) -> bool:
+    widths = boxes[:, 2] - boxes[:, 0]
+    return bool(widths[widths >= LONG_FRAGMENT * height].sum() >= PROSE_SHARE * widths.sum())
+
+
+def _rows(strip: npt.NDArray[np.intp], boxes: Boxes) -> list[tuple[int, ...]]:
+    """Cut a strip into rows of lines that stand side by side."""
+    middle = (boxes[strip, 1] + boxes[strip, 3]) / 2
+    rows: list[list[int]] = []
+    for at in np.argsort(middle, kind="stable"):
+        line = int(strip[at])
+        if rows and _beside(boxes[rows[-1]], boxes[line]):
+            rows[-1].append(line)
+        else:
+            rows.append([line])
+    return [tuple(sorted(row, key=lambda i: boxes[i, 0])) for row in rows]
+
+
+def _beside(row: Boxes, box: Boxes) -> bool:
+    top, bottom = row[:, 1].min(), row[:, 3].max()
+    shared = min(bottom, box[3]) - max(top, box[1])
+    lower = min(bottom - top, box[3] - box[1])
+    apart = np.minimum(row[:, 2], box[2]) - np.maximum(row[:, 0], box[0])
+    # Boxes of one row may touch; a box above another is no neighbour of it.
+    return bool(shared > 0.5 * lower and (apart < 0.5 * lower).all())
+
+
+def font_size(text: str, ink_px: float) -> float:
+    """Return the em size that ink of this height suggests, given which letters there are.
+
+    A line without ascenders and descenders is lower than its neighbours in the same font.
+
+    Args:
+        text: What was read in the line.
+        ink_px: Height of its ink.
+
+    Returns:
+        Estimate in px.
+    """
+    above = 0.72 if _TALL.search(text) else 0.5
+    below = 0.21 if _DEEP.search(text) else 0.08 if re.search("[,;]", text) else 0.0
+    return ink_px / (above + below)
+
+
+def group_paragraphs(lines: Sequence[LineBox]) -> list[list[int]]:
+    """Group the lines of one column into paragraphs.
+
+    Args:
+        lines: Lines from top to bottom; fragments of one row already joined.
+
+    Returns:
+        Lists of line numbers, in order.
+    """
+    if not lines:
+        return []
+    pitch = _usual_pitch(lines)
+    right = float(np.percentile([line.x1 for line in lines], 90))
+    paragraphs = [[0]]
+    for i in range(1, len(lines)):
+        before, line = lines[i - 1], lines[i]
+        first = lines[paragraphs[-1][0]]
+        if (
+            _is_apart(before, line, pitch)
+            or _is_other_size(before, line)
+            or _is_indented(lines, paragraphs[-1], i)
+            or _ended_early(before, line, right)
+            or _BULLET.match(line.text) is not None
+            or (_BULLET.match(first.text) is not None and line.x0 < first.x0 - 0.5 * first.size)
+        ):
+            paragraphs.append([i])
+        else:
+            paragraphs[-1].append(i)
+    return paragraphs
+
+
+def _usual_pitch(lines: Sequence[LineBox]) -> float | None:
+    """Return the usual distance of neighbouring baselines in font sizes, None where unknown."""
+    steps = [
+        (b.y1 + b.y0 - a.y1 - a.y0) / 2 / max(a.size, b.size)
+        for a, b in itertools.pairwise(lines)
+    ]
+    steps = [step for step in steps if 0.7 <= step <= 3.0]
+    # The lower half: distances between paragraphs are the larger ones.
+    return float(np.percentile(steps, 35)) if len(steps) >= 2 else None
+
+
+def _is_apart(before: LineBox, line: LineBox, pitch: float | None) -> bool:
+    size = max(before.size, line.size)
+    step = (line.y1 + line.y0 - before.y1 - before.y0) / 2 / size
+    usual = 1.3 if pitch is None else pitch
+    overlap = min(before.x1, line.x1) - max(before.x0, line.x0)
+    return step > usual * 1.35 + 0.1 or step < 0.3 or overlap <= 0
+
+
+def _is_other_size(before: LineBox, line: LineBox) -> bool:
+    return max(before.size, line.size) > 1.3 * min(before.size, line.size)
+
+
+def _is_indented(lines: Sequence[LineBox], paragraph: Sequence[int], i: int) -> bool:
+    """Tell whether line ``i`` begins further right than the lines around it do."""
+    line, before = lines[i], lines[i - 1]
+    if line.x0 - before.x0 < 0.8 * line.size:
+        return False
+    following = lines[i + 1] if i + 1 < len(lines) else None
+    # A hanging list item or quotation goes on at its own indent; a first line's indent does not.
+    hangs = following is not None and following.x0 - line.x0 > -0.5 * line.size
+    return not (hangs and _BULLET.match(lines[paragraph[0]].text) is not None)
+
+
+def _ended_early(before: LineBox, line: LineBox, right: float) -> bool:
+    """Tell whether the line before had room for this line's first word, and did not take it."""
+    words = line.text.split()
+    if not words or not before.text:
+        return False
+    letter = (line.x1 - line.x0) / max(1, len(line.text))
+    needed = (len(words[0]) + 1) * letter
+    centred = abs((before.x0 + before.x1) - (line.x0 + line.x1)) / 2 < 0.5 * line.size
+    shifted = abs(before.x0 - line.x0) > 1.5 * line.size
+    if centred and shifted:
+        return False
+    return before.x1 + needed + 0.6 * line.size < right
