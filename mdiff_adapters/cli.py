@@ -1,0 +1,422 @@
+"""The command ``mdiff-adapters``: the only module that prints.
+
+Documents go to standard output or to files, everything else to standard error. Exit codes: 0 all
+read; 1 a document, or a page of one, could not be read; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mdiff_adapters.document import ParsedDocument, ParsedPage
+from mdiff_adapters.engines.record import record_command
+from mdiff_adapters.errors import MDiffError
+
+if TYPE_CHECKING:
+    from mdiff_adapters.parser import DocumentParser, DocumentStream
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Read documents by block diffusion.",
+)
+app.command("record")(record_command)
+
+_DISTRIBUTIONS = (
+    "mdiff-adapters", "mdiff-core", "langchain-mdiff", "llama-index-readers-mdiff",
+    "docling-mdiff", "torch", "langchain-core", "llama-index-core", "docling-slim", "docling",
+)  # fmt: skip
+
+
+class Format(str, Enum):
+    """Output formats."""
+
+    MD = "md"
+    JSON = "json"
+    HTML = "html"
+    DOCLING = "docling"
+    TEXT = "text"
+
+
+class OnErrorChoice(str, Enum):
+    """What happens to failed pages."""
+
+    RECORD = "record"
+    SKIP = "skip"
+    RAISE = "raise"
+
+
+_SUFFIXES = {
+    Format.MD: ".md",
+    Format.JSON: ".json",
+    Format.HTML: ".html",
+    Format.DOCLING: ".docling.json",
+    Format.TEXT: ".txt",
+}
+
+
+def _render(document: ParsedDocument, kind: Format) -> str:
+    writers: dict[Format, Callable[[], str]] = {
+        Format.MD: document.to_markdown,
+        Format.JSON: lambda: document.to_json(indent=1),
+        Format.HTML: document.to_html,
+        Format.DOCLING: lambda: json.dumps(document.to_docling().export_to_dict(), indent=1),
+        Format.TEXT: document.to_text,
+    }
+    text = writers[kind]()
+    return text if text.endswith("\n") or not text else text + "\n"
+
+
+@app.command()
+def parse(
+    files: Annotated[list[str], typer.Argument(help="PDFs or images.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File; a folder for several documents."),
+    ] = None,
+    kind: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.MD,
+    engine: Annotated[str, typer.Option(help="tiny, a folder, org/name, http://…, replay:…")] = (
+        "tiny"
+    ),
+    segmenter: Annotated[str, typer.Option(help="auto, lines, model, or a plugin's.")] = "auto",
+    pages: Annotated[str | None, typer.Option(help='Pages from 1, for example "1-3,7".')] = None,
+    threshold: Annotated[
+        float, typer.Option(help="Confidence that confirms a token, in [0, 1].")
+    ] = 0.95,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16, fp32.")] = "auto",
+    password: Annotated[str | None, typer.Option(help="Password of an encrypted PDF.")] = None,
+    dpi: Annotated[float, typer.Option(help="Resolution of rendered PDF pages.")] = 200.0,
+    on_error: Annotated[
+        OnErrorChoice, typer.Option(help="Failed pages: kept as records, left out, or raised.")
+    ] = OnErrorChoice.RECORD,
+    layout_image: Annotated[
+        Path | None,
+        typer.Option(help="Draw boxes, types, order and confidence on the page; a PNG a page."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary, no progress.")] = False,
+) -> None:
+    """Read documents and write markdown, JSON, HTML, DoclingDocument JSON or plain text."""
+    console = Console(stderr=True, highlight=False)
+    if len(files) > 1 and output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+    targets = _targets(files, output, kind)
+    failed = False
+    with _errors(console) as outcome:
+        parser = _parser(
+            engine, segmenter, threshold, device, dtype, password, pages, dpi, on_error.value
+        )
+    if outcome.failed:
+        raise typer.Exit(1)
+    for file, target in zip(files, targets, strict=True):
+        with _errors(console) as outcome:
+            start = time.perf_counter()
+            with parser.open(_source(file)) as stream:
+                document = ParsedDocument(
+                    source=stream.source,
+                    pages=tuple(_with_progress(stream, console, quiet)),
+                    num_pages=stream.num_pages,
+                    metadata=stream.metadata,
+                )
+            seconds = time.perf_counter() - start
+            _write(_render(document, kind), target)
+            if layout_image is not None:
+                _draw(parser, file, password, document, layout_image, many=len(files) > 1)
+            for page in document.pages:
+                if page.error is not None:
+                    console.print(f"error: {page.error.message}", style="red", markup=False)
+                    failed = True
+            if not quiet:
+                console.print(_summary(document, seconds, parser), style="dim", markup=False)
+        failed |= outcome.failed
+    if failed:
+        raise typer.Exit(1)
+
+
+def _parser(
+    engine: str,
+    segmenter: str,
+    threshold: float,
+    device: str,
+    dtype: str,
+    password: str | None,
+    pages: str | None,
+    dpi: float,
+    on_error: str,
+) -> DocumentParser:
+    from mdiff_adapters.parser import DocumentParser
+
+    options: dict[str, Any] = _engine_options(device, dtype)
+    return DocumentParser(
+        engine,
+        segmenter=segmenter,
+        threshold=threshold,
+        pages=pages,
+        password=password,
+        dpi=dpi,
+        on_error=on_error,  # type: ignore[arg-type]  # a value of OnErrorChoice
+        **options,
+    )
+
+
+def _engine_options(device: str, dtype: str) -> dict[str, str]:
+    """Return what was asked for: an engine that has no such option is not asked for a default."""
+    return {k: v for k, v in (("device", device), ("dtype", dtype)) if v != "auto"}
+
+
+def _source(file: str) -> Any:
+    """Return what to open: standard input for ``-``."""
+    return sys.stdin.buffer.read() if file == "-" else file
+
+
+def _targets(files: list[str], output: Path | None, kind: Format) -> list[Path | None]:
+    """Return a path for each document; None is standard output. Names never collide."""
+    if output is None:
+        return [None] * len(files)
+    if len(files) == 1 and not output.is_dir():
+        return [output]
+    taken: set[str] = set()
+    targets: list[Path | None] = []
+    for file in files:
+        # 200 bytes of UTF-8 leave room for suffix and number on every file system.
+        stem = Path(file).stem.encode()[:200].decode(errors="ignore") or "document"
+        name, number = stem, 1
+        while name in taken:
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name)
+        targets.append(output / (name + _SUFFIXES[kind]))
+    return targets
+
+
+def _write(text: str, target: Path | None) -> None:
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+        return
+    # A terminal of another encoding must not lose the document.
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.flush()
+
+
+def _with_progress(stream: DocumentStream, console: Console, quiet: bool) -> Iterator[ParsedPage]:
+    if quiet or not console.is_terminal:
+        yield from stream
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(Path(stream.source).name, total=len(stream.page_indices))
+        for page in stream:
+            progress.advance(task)
+            yield page
+
+
+def _draw(
+    parser: DocumentParser,
+    file: str,
+    password: str | None,
+    document: ParsedDocument,
+    target: Path,
+    *,
+    many: bool,
+) -> None:
+    from mdiff_adapters.export import draw_layout
+    from mdiff_adapters.sources import open_source
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_source(_source(file), password=password, limits=parser.limits) as source:
+        for page in document.pages:
+            if page.status == "failed":
+                continue
+            image = draw_layout(source.load(page.index).image, page)
+            parts = [target.stem]
+            if many:
+                parts.append(Path(file).stem)
+            if len(document.pages) > 1:
+                parts.append(f"p{page.index + 1:04d}")
+            image.save(target.with_name("-".join(parts) + (target.suffix or ".png")))
+
+
+def _summary(document: ParsedDocument, seconds: float, parser: DocumentParser) -> str:
+    tokens = sum(page.num_tokens for page in document.pages)
+    forwards = sum(page.num_forwards for page in document.pages)
+    count = len(document.pages)
+    parts = [
+        f"{count} page{'s' if count != 1 else ''}",
+        f"{seconds:.1f} s",
+        f"{tokens} tokens",
+    ]
+    if forwards:
+        parts.append(f"{tokens / forwards:.1f} tokens per forward")
+    info = getattr(getattr(parser.engine, "core", None), "info", None)
+    where = f" on {info.device}, {info.dtype}" if info is not None else ""
+    return f"{', '.join(parts)} (engine {parser.engine.name}{where})"
+
+
+class _Outcome:
+    failed = False
+
+
+@contextmanager
+def _errors(console: Console) -> Iterator[_Outcome]:
+    """Turn an expected error into one line; anything else is a defect and keeps its traceback."""
+    outcome = _Outcome()
+    try:
+        yield outcome
+    except (MDiffError, ImportError) as error:
+        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        outcome.failed = True
+    except BrokenPipeError:
+        # The reader of a pipe went away, which is its right.
+        outcome.failed = True
+
+
+@app.command()
+def plugins(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List plugins with their status and, for those that failed, the reason."""
+    from mdiff_adapters.host import list_plugins
+
+    records = [record.to_dict() for record in list_plugins()]
+    if as_json:
+        typer.echo(json.dumps(records, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("plugin", "status", "distribution", "provides", "reason"):
+        table.add_column(column, overflow="fold")
+    for record in records:
+        provides = ", ".join(
+            item["name"] for kind in ("adapters", "engines", "segmenters") for item in record[kind]
+        )
+        table.add_row(
+            record["name"],
+            record["status"],
+            f"{record['distribution']} {record['version']}".strip(),
+            provides,
+            record["reason"],
+        )
+    Console().print(table)
+
+
+@app.command()
+def doctor(
+    engine: Annotated[str, typer.Option(help="Engine to look at.")] = "tiny",
+    device: Annotated[str, typer.Option(help="As for parse.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="As for parse.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Report versions, device, checkpoint and plugins, and what would run."""
+    report: dict[str, Any] = {
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "versions": _versions(),
+        "torch": _attempt(_torch_report),
+        "engine": _attempt(lambda: _engine_report(engine, device, dtype)),
+        "detector": _attempt(_detector_report),
+        "plugins": _attempt(_plugin_report),
+    }
+    healthy = not any(isinstance(value, dict) and "error" in value for value in report.values())
+    if as_json:
+        typer.echo(json.dumps(report, indent=1, default=str))
+    else:
+        console = Console(highlight=False)
+        for name, value in report.items():
+            console.print(name, style="bold")
+            for line in _lines(value):
+                console.print(f"  {line}", markup=False)
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _attempt(look: Callable[[], Any]) -> Any:
+    """Return what ``look`` finds, or its error: doctor must work when things are broken."""
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001  the report is what this command is for
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _torch_report() -> dict[str, Any]:
+    import torch
+
+    from mdiff_core.engine import choose_device, choose_dtype
+    from mdiff_core.packing import bf16_is_fast_on_cpu
+
+    device = choose_device("auto")
+    return {
+        "device": str(device),
+        "dtype": str(choose_dtype("auto", device)).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "bf16 on this CPU": "native" if bf16_is_fast_on_cpu() else "emulated, so fp32 is used",
+    }
+
+
+def _engine_report(name: str, device: str, dtype: str) -> dict[str, Any]:
+    from mdiff_adapters.engines import open_engine
+    from mdiff_adapters.segmenters import choose_segmenter
+
+    engine = open_engine(name, **_engine_options(device, dtype))
+    capabilities = dataclasses.asdict(engine.capabilities)
+    report = {"name": engine.name, **capabilities}
+    report["segmenter"] = choose_segmenter(engine.capabilities)
+    info = getattr(getattr(engine, "core", None), "info", None)
+    return report if info is None else {**report, **dataclasses.asdict(info)}
+
+
+def _detector_report() -> dict[str, Any]:
+    return {name: importlib.metadata.version(name) for name in ("rapidocr", "onnxruntime")}
+
+
+def _plugin_report() -> dict[str, str]:
+    from mdiff_adapters.host import list_plugins
+
+    return {
+        record.name: record.status + (f": {record.reason}" if record.reason else "")
+        for record in list_plugins()
+    }
+
+
+def _lines(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (f"{key}: {item}" for key, item in value.items())
+    else:
+        yield str(value)
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
