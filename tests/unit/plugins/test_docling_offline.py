@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from docling.document_converter import DocumentConverter, PdfFormatOption
 from docling.models.base_layout_model import BaseLayoutModel
 from docling.models.factories import get_layout_factory
 from docling_core.types.doc import BoundingBox, ContentLayer, DocItemLabel
+from packaging.version import Version
 from PIL import Image, ImageDraw, ImageFont
 
 from docling_mdiff import MDiffOcrOptions, make_converter
@@ -280,6 +282,46 @@ def check_content(document, item, region) -> None:
         assert not furniture or in_furniture
 
 
+# -- loaders of other frameworks, unchanged ------------------------------------------------------
+
+
+@pytest.mark.slow  # docling's chunkers are slow to import
+def test_langchain_s_docling_loader_runs_on_our_converter(drawn_page):
+    loaders = pytest.importorskip("langchain_docling")
+    from docling.chunking import HierarchicalChunker
+
+    converter = make_converter()
+    kinds = loaders.loader.ExportType
+    [whole] = loaders.DoclingLoader(
+        str(drawn_page), converter=converter, export_type=kinds.MARKDOWN
+    ).load()
+    assert whole.metadata["source"] == str(drawn_page)
+    assert char_error(whole.page_content, f"## {TITLE} {BODY}") < 0.06
+    [chunk] = loaders.DoclingLoader(
+        str(drawn_page), converter=converter, chunker=HierarchicalChunker()
+    ).load()
+    # The chunk knows its heading, its page and its box.
+    assert char_error(chunk.metadata["dl_meta"]["headings"][0], TITLE) < 0.1
+    [item] = chunk.metadata["dl_meta"]["doc_items"]
+    assert item["prov"][0]["page_no"] == 1 and item["prov"][0]["bbox"]["r"] > 300
+
+
+@pytest.mark.slow
+def test_llamaindex_s_docling_reader_and_parser_run_on_our_converter(drawn_page):
+    readers = pytest.importorskip("llama_index.readers.docling")
+    parsers = pytest.importorskip("llama_index.node_parser.docling")
+    from docling.chunking import HierarchicalChunker
+
+    reader = readers.DoclingReader(
+        doc_converter=make_converter(), export_type=readers.DoclingReader.ExportType.JSON
+    )
+    documents = reader.load_data(str(drawn_page))
+    nodes = parsers.DoclingNodeParser(chunker=HierarchicalChunker())(documents)
+    assert len(nodes) == 1
+    assert char_error(nodes[0].text, BODY) < 0.06
+    assert nodes[0].metadata["doc_items"][0]["prov"][0]["page_no"] == 1
+
+
 # -- the command line ----------------------------------------------------------------------------
 
 
@@ -297,6 +339,13 @@ def run():
     return run
 
 
+needs_option_flags = pytest.mark.skipif(
+    Version(version("docling-slim")) < Version("2.141"),
+    reason="docling's command has --ocr-option and `options` since 2.141",
+)
+
+
+@needs_option_flags
 def test_the_command_line_lists_our_options(run):
     output = run("options", "ocr", "mdiff_ocr", "--allow-external-plugins")
     for name in MDiffOcrOptions.model_fields:
@@ -306,12 +355,22 @@ def test_the_command_line_lists_our_options(run):
     )
 
 
-def test_the_command_line_converts_on_our_engines(run, drawn_page, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(
+            ["--ocr-option", "threshold=0.9", "--layout-option", "segmenter=lines",
+             "--table-structure-option", "header_rows=first", "--device", "cpu"],
+            marks=needs_option_flags,
+        ),
+    ],
+)  # fmt: skip
+def test_the_command_line_converts_on_our_engines(run, drawn_page, tmp_path, options):
     run(
         drawn_page, "--to", "md", "--output", tmp_path / "out", "--allow-external-plugins",
-        "--ocr-engine", "mdiff_ocr", "--ocr-option", "threshold=0.9",
-        "--layout-engine", "mdiff_layout", "--table-structure-engine", "mdiff_table",
-        "--table-structure-option", "header_rows=first", "--device", "cpu",
+        "--ocr-engine", "mdiff_ocr", "--layout-engine", "mdiff_layout",
+        "--table-structure-engine", "mdiff_table", *options,
     )  # fmt: skip
     [path] = (tmp_path / "out").iterdir()
     assert char_error(path.read_text("utf-8"), f"## {TITLE} {BODY}") < 0.06
