@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Refuse every connection that leaves this machine, for the whole run."""
+    connect, resolve = socket.socket.connect, socket.getaddrinfo
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        if self.family != getattr(socket, "AF_UNIX", None) and address[0] not in LOOPBACK:
+            raise AssertionError(f"a test tried to reach {address}")
+        connect(self, address)
+
+    def guarded_resolve(host: Any, *args: Any, **options: Any) -> Any:
+        if host not in (*LOOPBACK, "localhost", None):
+            raise AssertionError(f"a test tried to look up {host}")
+        return resolve(host, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket, "getaddrinfo", guarded_resolve)
+        yield
 
 
 @pytest.fixture(scope="session")
