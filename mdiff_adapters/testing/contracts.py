@@ -282,7 +282,7 @@ class DocumentContract:
         path, engine = self._file(tmp_path), self.make_engine()
         expected = [self.text_of(d) for d in self._all(path)]
         with ThreadPoolExecutor(8) as pool:
-            calls = [pool.submit(self._all, path, engine=engine) for _ in range(16)]
+            calls = [pool.submit(self._all, path, engine=engine) for _ in range(8)]
             for call in calls:
                 assert [self.text_of(d) for d in call.result(60)] == expected
 
@@ -331,11 +331,11 @@ class DocumentContract:
 
         async def run() -> list[list[Any]]:
             return await asyncio.gather(
-                *(self.iterate_async(path, engine=engine) for _ in range(12))
+                *(self.iterate_async(path, engine=engine) for _ in range(6))
             )
 
         results = asyncio.run(run())
-        assert [len(documents) for documents in results] == [3] * 12
+        assert [len(documents) for documents in results] == [3] * 6
 
     def test_a_cancelled_load_waits_for_its_step_and_leaves_all_usable(
         self, tmp_path: Path
