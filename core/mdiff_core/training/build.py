@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from mdiff_core.models.loader import load_model, save_weights
 from mdiff_core.models.mineru import MinerUDiffusion
 from mdiff_core.prompts import Codec
 from mdiff_core.training.config import LoraConfig, ModelSettings, TrainConfig
+from mdiff_core.training.objective import attention_kernel
 
 COPIED_FILES = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
@@ -92,7 +94,7 @@ def build_model(
     for part in settings.freeze:
         getattr(model, part).requires_grad_(False)
     if config.lora.rank:
-        add_lora(model, config.lora)
+        add_lora(model, config.lora, seed=config.run.seed)
     if config.run.recompute:
         recompute_layers(model)
     return model.train(), codec
@@ -149,11 +151,16 @@ def initialize(model: MinerUDiffusion, *, seed: int) -> None:
 
 def recompute_layers(model: MinerUDiffusion) -> None:
     """Let every layer of decoder and image tower compute its activations anew for its gradient."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        # The backward pass runs outside of the forward's choice of kernels: choose them again.
+        return nullcontext(), attention_kernel(model.device)
+
     for layer in [*model.decoder.layers, *model.vision.blocks]:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
 
 
-def add_lora(model: MinerUDiffusion, config: LoraConfig) -> None:
+def add_lora(model: MinerUDiffusion, config: LoraConfig, *, seed: int) -> None:
     """Freeze the network and add trainable low-rank updates to its linear layers, in place.
 
     Raises:
@@ -181,7 +188,9 @@ def add_lora(model: MinerUDiffusion, config: LoraConfig) -> None:
         lora_dropout=config.dropout,
         target_modules=names,
     )
-    peft.inject_adapter_in_model(settings, model)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
 

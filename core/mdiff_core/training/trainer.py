@@ -144,7 +144,7 @@ class Trainer:
         since, since_step = time.monotonic(), self.step
         try:
             with _signals(self._request_stop):
-                batches = self._batches()
+                batches = self.micro_batches()
                 while self.step < run.steps:
                     record = self._take_step(batches)
                     now = time.monotonic()
@@ -273,14 +273,15 @@ class Trainer:
             "python": platform.python_version(),
         }
 
-    def _batches(self) -> Iterator[Batch]:
-        """Yield the micro-batches of this process, from the current step to the last."""
+    def micro_batches(self, step: int | None = None) -> Iterator[Batch]:
+        """Return the micro-batches of this process, from a step (the current one) to the last."""
         run, processes = self.config.run, self._processes
+        first = self.step if step is None else step
         per_step = run.batch_size // run.micro_batch
         # Process r takes every count-th micro-batch of a step.
         order = [
             step * per_step + number
-            for step in range(self.step, run.steps)
+            for step in range(first, run.steps)
             for number in range(processes.rank, per_step, processes.count)
         ]
         loader: DataLoader[Batch] = DataLoader(
