@@ -24,11 +24,15 @@ GRADES = ("clean", "light", "medium", "heavy")
 
 
 class Effect(NamedTuple):
-    """How likely an effect is at each grade, and what it does at a strength in [0, 1]."""
+    """How likely an effect is at each grade, and ``apply(gray, rng, strength, line_px)``.
+
+    The strength is in [0, 1], ``line_px`` the height of a text line: what is a hair on a title is a
+    bar through small print.
+    """
 
     name: str
     chance: tuple[float, float, float, float]
-    apply: Callable[[Gray, Rng, float], Gray]
+    apply: Callable[[Gray, Rng, float, float], Gray]
 
 
 def paper_level(gray: Gray) -> int:
@@ -36,22 +40,22 @@ def paper_level(gray: Gray) -> int:
     return round(float(np.median(gray)))
 
 
-def underline(gray: Gray, rng: Rng, strength: float) -> Gray:
+def underline(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Draw a line under the text, or through its descenders."""
     height, width = gray.shape
     out: Gray = gray.copy()
-    row = min(height - 1, round(height * float(rng.uniform(0.78, 0.97))))
-    thick = max(1, round(height * 0.04 * (0.5 + strength)))
+    row = min(height - 1, round(height - line_px * float(rng.uniform(0.03, 0.22))))
+    thick = max(1, round(line_px * 0.04 * (0.5 + strength)))
     start = round(width * float(rng.uniform(0, 0.3)))
     out[row : row + thick, start : round(width * float(rng.uniform(0.6, 1.0)))] = _ink(gray)
     return out
 
 
-def rules(gray: Gray, rng: Rng, strength: float) -> Gray:
+def rules(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Draw parts of table rules or of a frame along the borders."""
     height, width = gray.shape
     out: Gray = gray.copy()
-    thick = max(1, round(height * 0.05 * (0.3 + strength)))
+    thick = max(1, round(line_px * 0.05 * (0.3 + strength)))
     sides = rng.random(4) < 0.45
     if sides[0]:
         out[:thick] = _ink(gray)
@@ -64,15 +68,15 @@ def rules(gray: Gray, rng: Rng, strength: float) -> Gray:
     return out
 
 
-def bleed_through(gray: Gray, rng: Rng, strength: float) -> Gray:
+def bleed_through(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Let print of the back side shine through: the text itself, mirrored, shifted and pale."""
     paper = paper_level(gray)
-    back = np.roll(gray[:, ::-1], round(gray.shape[0] * float(rng.uniform(-0.5, 0.5))), axis=0)
+    back = np.roll(gray[:, ::-1], round(line_px * float(rng.uniform(-0.5, 0.5))), axis=0)
     shine = (back.astype(np.float32) - paper) * (0.1 + 0.25 * strength * float(rng.random()))
     return to_gray(gray + shine)
 
 
-def ink_spread(gray: Gray, rng: Rng, strength: float) -> Gray:
+def ink_spread(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Thicken or thin the strokes."""
     darker = rng.random() < 0.5
     image = Image.fromarray(gray)
@@ -82,7 +86,7 @@ def ink_spread(gray: Gray, rng: Rng, strength: float) -> Gray:
     return to_gray(gray + (np.asarray(spread, np.float32) - gray) * share)
 
 
-def shadow(gray: Gray, rng: Rng, strength: float) -> Gray:
+def shadow(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Darken along a slope, as at the fold of a book or under a lamp."""
     height, width = gray.shape
     angle = float(rng.uniform(0, 2 * math.pi))
@@ -92,25 +96,25 @@ def shadow(gray: Gray, rng: Rng, strength: float) -> Gray:
     return to_gray(gray * (1 - (0.1 + 0.45 * strength * float(rng.random())) * slope))
 
 
-def blur(gray: Gray, rng: Rng, strength: float) -> Gray:
+def blur(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Blur as an unsharp scan does."""
-    radius = float(rng.uniform(0.2, 0.4 + 0.9 * strength)) * gray.shape[0] / 32
+    radius = float(rng.uniform(0.2, 0.4 + 0.9 * strength)) * line_px / 32
     blurred = Image.fromarray(gray).filter(ImageFilter.GaussianBlur(radius))
     return np.asarray(blurred)
 
 
-def low_resolution(gray: Gray, rng: Rng, strength: float) -> Gray:
+def low_resolution(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Scale down and up again, as a 75 to 150 dpi scan."""
     height, width = gray.shape
-    small = max(8, round(float(rng.uniform(20 - 9 * strength, 24 - 6 * strength))))
-    if small >= height:
+    scale = float(rng.uniform(20 - 9 * strength, 24 - 6 * strength)) / line_px
+    if scale >= 1:
         return gray
-    size = (max(1, round(width * small / height)), small)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
     image = Image.fromarray(gray).resize(size, Image.Resampling.BOX)
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def noise(gray: Gray, rng: Rng, strength: float) -> Gray:
+def noise(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Add grain, and with strength a few black and white specks."""
     out = gray + rng.normal(0, 2 + 16 * strength * rng.random(), gray.shape)
     if rng.random() < strength * 0.5:
@@ -120,14 +124,14 @@ def noise(gray: Gray, rng: Rng, strength: float) -> Gray:
     return to_gray(out)
 
 
-def bilevel(gray: Gray, rng: Rng, strength: float) -> Gray:
+def bilevel(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Threshold to black and white, as fax and old scanners do."""
     paper, ink = float(paper_level(gray)), float(_ink(gray))
     cut = ink + (paper - ink) * float(rng.uniform(0.5 - 0.15 * strength, 0.5 + 0.2 * strength))
     return to_gray(np.where(gray > cut, 255, 0))
 
 
-def jpeg(gray: Gray, rng: Rng, strength: float) -> Gray:
+def jpeg(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Compress as JPEG."""
     stream = io.BytesIO()
     quality = int(rng.integers(round(75 - 50 * strength), 92))
@@ -135,7 +139,7 @@ def jpeg(gray: Gray, rng: Rng, strength: float) -> Gray:
     return np.asarray(Image.open(stream))
 
 
-def inverse(gray: Gray, rng: Rng, strength: float) -> Gray:
+def inverse(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """White on black."""
     return 255 - gray
 
@@ -181,7 +185,9 @@ EFFECTS: tuple[Effect, ...] = (
 MAX_SKEW_DEGREES = (0.0, 0.4, 0.9, 1.6)
 
 
-def damage(gray: Gray, boxes: Boxes, rng: Rng, grade: int) -> tuple[Gray, Boxes, list[str]]:
+def damage(
+    gray: Gray, boxes: Boxes, rng: Rng, grade: int, line_px: float
+) -> tuple[Gray, Boxes, list[str]]:
     """Damage a crop.
 
     Args:
@@ -189,6 +195,7 @@ def damage(gray: Gray, boxes: Boxes, rng: Rng, grade: int) -> tuple[Gray, Boxes,
         boxes: (N, 4) character boxes in px.
         rng: Random stream.
         grade: Index into :data:`GRADES`.
+        line_px: Height of a text line in px.
 
     Returns:
         Grey values of the same size, the boxes, and the names of the effects that were applied.
@@ -197,12 +204,12 @@ def damage(gray: Gray, boxes: Boxes, rng: Rng, grade: int) -> tuple[Gray, Boxes,
     limit = MAX_SKEW_DEGREES[grade]
     if limit:
         # A long line leaves its crop at a small angle already.
-        limit = min(limit, math.degrees(math.atan(0.35 * gray.shape[0] / gray.shape[1])))
+        limit = min(limit, math.degrees(math.atan(0.35 * line_px / gray.shape[1])))
         gray, boxes = skew(gray, boxes, float(rng.uniform(-limit, limit)))
         applied.append("skew")
     for effect in EFFECTS:
         if rng.random() < effect.chance[grade]:
-            gray = effect.apply(gray, rng, grade / (len(GRADES) - 1))
+            gray = effect.apply(gray, rng, grade / (len(GRADES) - 1), line_px)
             applied.append(effect.name)
     return gray, boxes, applied
 

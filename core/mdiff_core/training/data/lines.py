@@ -107,7 +107,7 @@ class LineSource:
         grade = int(
             rng.choice(len(GRADES), p=np.array(self.options.grades) / sum(self.options.grades))
         )
-        damaged, moved, effects = damage(gray, boxes, rng, grade)
+        damaged, moved, effects = damage(gray, boxes, rng, grade, gray.shape[0])
         found = self._prepare(damaged, moved)
         if found is None:
             # Damage can take all contrast away; what nobody could read teaches nothing.

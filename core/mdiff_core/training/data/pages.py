@@ -75,10 +75,17 @@ class PageRegion:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPage:
-    """A page and its regions in reading order."""
+    """A page and its regions in reading order.
+
+    Attributes:
+        gray: Grey values.
+        regions: The regions.
+        line_px: Height of its text lines in px.
+    """
 
     gray: Gray
     regions: tuple[PageRegion, ...]
+    line_px: int
 
     @property
     def layout_text(self) -> str:
@@ -131,7 +138,7 @@ class PageSource:
         grades = np.array(self.options.grades) / sum(self.options.grades)
         grade = int(rng.choice(len(GRADES), p=grades))
         none = np.zeros((0, 4), np.float32)
-        gray, _, effects = damage(page.gray, none, rng, grade)
+        gray, _, effects = damage(page.gray, none, rng, grade, page.line_px)
         origin = {"grade": GRADES[grade], "effects": effects}
         image = Image.fromarray(gray).convert("RGB")
         readable = [region for region in page.regions if region.task is not None]
@@ -191,10 +198,10 @@ class PageSource:
                 y += round(size * float(rng.uniform(0.6, 1.6)))
         if rng.random() < 0.6:
             number = Drawing(
-                *_one_line(str(int(rng.integers(1, 400))), font.at(round(size * 0.8))), "text"
+                *_one_line(str(int(rng.integers(1, 400))), font.at(round(size * 0.8))), "text", size
             )
             put("page_number", number, width // 2, round(height * 0.955))
-        return DrawnPage(np.asarray(page), tuple(regions))
+        return DrawnPage(np.asarray(page), tuple(regions), round(1.2 * size))
 
     def _block(
         self,
@@ -221,7 +228,7 @@ class PageSource:
             )
         if kind == "image":
             shape = (round(breadth * float(rng.uniform(0.3, 0.7))), breadth)
-            return kind, Drawing(_picture(shape, rng), "", "text")
+            return kind, Drawing(_picture(shape, rng), "", "text", size)
         if kind == "title":
             return kind, text(int(rng.integers(2, 7)), 1.25, 1, breadth)
         lines = int(rng.integers(1, self.options.max_lines + 1))

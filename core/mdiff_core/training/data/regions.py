@@ -62,12 +62,14 @@ class Drawing:
         gray: Grey values.
         text: Its answer.
         task: The task it answers.
+        line_px: Height of its text lines in px.
         boxes: Boxes of the answer's characters in px, where answer and picture have the same.
     """
 
     gray: Gray
     text: str
     task: Task
+    line_px: int
     boxes: Boxes | None = None
 
 
@@ -107,14 +109,15 @@ def draw_paragraph(
             if text:
                 # The space belongs to the end of the line before where a line begins.
                 edge = boxes[-1][2]
-                boxes.append((edge, boxes[-1][1], edge + gap, boxes[-1][3]))
+                boxes.append((edge, boxes[-1][1], min(edge + gap, width), boxes[-1][3]))
                 text += " "
             pen.text((x, y), word, font=font, fill=0)
             edges = [x + font.getlength(word[:i]) for i in range(len(word) + 1)]
             boxes.extend((left, y, right, y + ascent + descent) for left, right in pairwise(edges))
             text += word
             x = edges[-1] + (gap if position < len(line) - 1 else 0)
-    return Drawing(np.asarray(image), text, "text", np.array(boxes, np.float32))
+    found = np.array(boxes, np.float32).reshape(-1, 4)
+    return Drawing(np.asarray(image), text, "text", ascent + descent, found)
 
 
 def wrap(
@@ -189,7 +192,7 @@ def draw_table(
         for y in (0, step, rows * step):
             pen.line((0, y, width, y), fill=0, width=2 if y != step else 1)
     otsl = "".join("".join(row) + "<nl>" for row in tags)
-    return Drawing(np.asarray(image), otsl, "table")
+    return Drawing(np.asarray(image), otsl, "table", full)
 
 
 def _draw_spans(rows: int, cols: int, rng: Rng) -> list[tuple[int, int, int, int]]:
@@ -280,7 +283,7 @@ def draw_formula(latex: str, size_px: int) -> Drawing:
     )
     ink = np.asarray(parsed.image, dtype=np.uint8)
     pad = max(2, size_px // 6)
-    return Drawing(255 - np.pad(ink, pad), latex, "formula")
+    return Drawing(255 - np.pad(ink, pad), latex, "formula", round(1.2 * size_px))
 
 
 class RegionSource:
@@ -357,7 +360,7 @@ def finish(drawing: Drawing, rng: Rng, grades: tuple[float, ...]) -> Sample:
     paper, ink = int(rng.integers(215, 256)), int(rng.integers(0, 90))
     toned = np.rint(ink + (paper - ink) * (gray / 255.0)).astype(np.uint8)
     grade = int(rng.choice(len(GRADES), p=np.array(grades) / sum(grades)))
-    damaged, moved, effects = damage(toned, boxes, rng, grade)
+    damaged, moved, effects = damage(toned, boxes, rng, grade, drawing.line_px)
     return Sample(
         image=Image.fromarray(damaged).convert("RGB"),
         text=drawing.text,

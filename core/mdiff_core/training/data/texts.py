@@ -96,14 +96,14 @@ def _package_descriptions() -> list[str]:
     return [found[name] for name in sorted(found)]
 
 
-_MARKUP = re.compile(r"https?://\S+|[`*_|<>\[\]{}#=~\\]+|!?\[|\S{25,}")
+_MARKUP = re.compile(r"https?:|[`*_|<>\[\]{}#=~\\]|::|\S{25}")
 
 
 def _prose(text: str) -> list[str]:
     """Return the words of the paragraphs that read like sentences."""
     words: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
-        cleaned = _MARKUP.sub(" ", paragraph).split()
+        cleaned = [word for word in paragraph.split() if not _MARKUP.search(word)]
         letters = sum(word[0].isalpha() for word in cleaned)
         if len(cleaned) >= 8 and letters > 0.75 * len(cleaned):
             words.extend(word for word in cleaned if word.isprintable())

@@ -1,0 +1,189 @@
+"""People's own data: what is read, what is refused, and how lines are cut with their text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from mdiff_core.config import Capabilities
+from mdiff_core.errors import ConfigError, ImageError
+from mdiff_core.training.data import build_source
+from mdiff_core.training.data.folder import FolderSource, read_labels, split_line
+from mdiff_core.training.data.fonts import _pillow_font
+
+from .conftest import REGION, SEGMENT
+
+
+def draw_text(text: str, size: int = 28) -> Image.Image:
+    font = _pillow_font().at(size)
+    image = Image.new("L", (round(font.getlength(text)) + 16, round(size * 1.3)), 250)
+    ImageDraw.Draw(image).text((8, 2), text, font=font, fill=10)
+    return image
+
+
+def write(folder: Path, records: list[dict[str, Any]], **images: Image.Image) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, image in images.items():
+        image.save(folder / f"{name}.png")
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "labels.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def open_folder(folder: Path, unit: Capabilities = REGION, **options: Any) -> FolderSource:
+    source = build_source("folder", {"path": str(folder), **options}, unit)
+    assert isinstance(source, FolderSource)
+    return source
+
+
+def test_crops_come_once_an_epoch_in_a_new_order(tmp_path: Path) -> None:
+    texts = [f"line {i}" for i in range(6)]
+    records = [{"image": f"i{i}.png", "text": text} for i, text in enumerate(texts)]
+    images = {f"i{i}": draw_text(text) for i, text in enumerate(texts)}
+    source = open_folder(write(tmp_path, records, **images))
+    epochs = [[source.sample(1, 6 * epoch + i).text for i in range(6)] for epoch in range(3)]
+    assert all(sorted(epoch) == texts for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    in_order = open_folder(tmp_path, shuffle=False)
+    assert [in_order.sample(1, i).text for i in range(6)] == texts
+
+
+def test_a_page_gives_its_layout_and_its_regions(tmp_path: Path) -> None:
+    page = Image.new("RGB", (400, 600), "white")
+    page.paste((255, 0, 0), (40, 60, 200, 120))
+    regions = [
+        {"type": "title", "bbox": [0.1, 0.1, 0.5, 0.2], "text": "A title"},
+        {"type": "image", "bbox": [0.1, 0.3, 0.5, 0.4]},
+        {"type": "table", "bbox": [0.1, 0.5, 0.9, 0.6], "text": "<fcel>x<nl>", "angle": 90},
+        {"type": "equation", "bbox": [0.1, 0.7, 0.9, 0.8], "text": "x^2"},
+    ]
+    write(tmp_path, [{"image": "page.png", "regions": regions}], page=page)
+    source = open_folder(tmp_path, shuffle=False, layout_px=280)
+    layout, title, table, formula = (source.sample(0, i) for i in range(4))
+    assert len(source) == 4
+    assert layout.image.size == (280, 280) and layout.task == "layout"
+    assert layout.text.split("\n")[1] == (
+        "<|box_start|>100 300 500 400<|box_end|><|ref_start|>image<|ref_end|><|rotate_up|>"
+    )
+    assert (title.text, title.task, title.image.size) == ("A title", "text", (160, 60))
+    assert (np.asarray(title.image) == (255, 0, 0)).all()
+    assert (table.task, table.image.size) == ("table", (60, 320))
+    assert (formula.task, formula.text) == ("formula", "x^2")
+    assert len(open_folder(tmp_path, layout=False)) == 3
+
+
+def test_lines_json_is_read_too(tmp_path: Path) -> None:
+    draw_text("abc").save(tmp_path / "0.png")
+    entries = [{"file": "0.png", "text": "abc", "src": "x.pdf", "page": 1}]
+    (tmp_path / "lines.json").write_text(json.dumps(entries))
+    (record,) = read_labels(tmp_path)
+    assert (record.text, record.task) == ("abc", "text")
+
+
+def test_skipped_records_and_unknown_tasks_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [
+        {"image": "a.png", "text": "kept"},
+        {"image": "a.png", "text": "gone", "status": "skip"},
+        {"image": "a.png", "text": "<fcel>a<nl>", "task": "table"},
+    ]
+    write(tmp_path, records, a=draw_text("kept"))
+    assert len(open_folder(tmp_path)) == 2
+    assert len(open_folder(tmp_path, SEGMENT)) == 1
+    assert "1 of 2 samples ask for tasks this checkpoint does not know" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"text": "no image"}, "line 1: a record names its image"),
+        ({"image": "none.png", "text": "x"}, "none.png is not there"),
+        ({"image": "a.png"}, "a record has a text"),
+        ({"image": "a.png", "text": "x", "task": "read"}, "one of the tasks"),
+        ({"image": "a.png", "regions": [{"type": "text"}]}, "a region has a type and a bbox"),
+        (
+            {"image": "a.png", "regions": [{"type": "text", "bbox": [0, 0, 40, 50]}]},
+            "is not inside the page",
+        ),
+    ],
+)
+def test_wrong_records_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    write(tmp_path, [record], a=draw_text("a"))
+    with pytest.raises(ConfigError, match=message):
+        read_labels(tmp_path)
+
+
+def test_missing_labels_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are no labels"):
+        read_labels(tmp_path)
+    (tmp_path / "labels.jsonl").write_text("{broken")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_labels(tmp_path)
+
+
+def test_a_broken_image_is_replaced_by_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [{"image": f"{name}.png", "text": name} for name in "ab"]
+    write(tmp_path, records, a=draw_text("a"), b=draw_text("b"))
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    source = open_folder(tmp_path, shuffle=False)
+    assert source.sample(0, 0).text == "b"
+    assert "a.png is replaced" in caplog.text
+    (tmp_path / "b.png").write_bytes(b"")
+    with pytest.raises(ImageError, match="in a row"):
+        source.sample(0, 0)
+
+
+LONG = "Every line that is longer than one piece is cut between two of its words, and joined later."
+
+
+def test_a_long_line_is_cut_with_its_text() -> None:
+    gray = np.asarray(draw_text(LONG))
+    parts = split_line(gray, LONG, SEGMENT)
+    assert len(parts) >= 3
+    assert " ".join(text for _, text in parts) == LONG
+    # The pictures are as long as the texts say.
+    widths = np.array([piece.pixels.shape[1] for piece, _ in parts], float)
+    chars = np.array([len(text) for _, text in parts], float)
+    assert np.abs(widths / widths.sum() - chars / chars.sum()).max() < 0.08
+
+
+def test_a_line_whose_gaps_do_not_fit_its_words_is_left_out() -> None:
+    gray = np.asarray(draw_text(LONG))
+    assert split_line(gray, LONG.replace(" is", "is"), SEGMENT) == []
+    assert split_line(gray, LONG.replace("joined", "jo in ed"), SEGMENT) == []
+    assert split_line(gray, "", SEGMENT) == []
+
+
+def test_segment_checkpoints_get_the_pieces(tmp_path: Path) -> None:
+    records = [{"image": "long.png", "text": LONG}, {"image": "short.png", "text": "Short"}]
+    write(tmp_path, records, long=draw_text(LONG), short=draw_text("Short"))
+    source = open_folder(tmp_path, SEGMENT, shuffle=False)
+    samples = [source.sample(0, i) for i in range(len(source))]
+    assert all(sample.image.size == (896, 28) for sample in samples)
+    assert " ".join(sample.text for sample in samples) == f"{LONG} Short"
+
+
+def test_pieces_of_real_lines_have_their_words(shared_dir: Path) -> None:
+    """Real lines: most can be cut, and each piece is as long as its text."""
+    records = read_labels(shared_dir / "lines")[::25]
+    cut, off = 0, []
+    for record in records:
+        with Image.open(record.image) as image:
+            gray = np.asarray(image.convert("L"))
+        parts = split_line(gray, record.text, SEGMENT)
+        if len(parts) < 2:
+            continue
+        cut += 1
+        widths = np.array([piece.pixels.shape[1] for piece, _ in parts], float)
+        chars = np.array([len(text) for _, text in parts], float)
+        off.append(np.abs(widths / widths.sum() - chars / chars.sum()).max())
+    assert cut >= 8
+    assert max(off) < 0.12
