@@ -1,0 +1,122 @@
+"""Blocking iterators off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from mdiff_adapters.engines import EngineSpec
+from mdiff_adapters.offload import iterate_off_loop
+from mdiff_adapters.testing import ScriptedEngine
+
+SPEC = EngineSpec("scripted:")
+
+
+async def collect(iterator, engine=SPEC) -> list:
+    return [item async for item in iterate_off_loop(lambda: iterator, engine)]
+
+
+def test_items_arrive_in_order_from_one_thread_that_is_not_the_loops() -> None:
+    threads = set()
+
+    def count(n: int) -> Iterator[int]:
+        for i in range(n):
+            threads.add(threading.current_thread())
+            yield i
+
+    async def run() -> list:
+        return await asyncio.gather(*(collect(count(5)) for _ in range(4)))
+
+    assert asyncio.run(run()) == [list(range(5))] * 4
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+def test_engines_have_threads_of_their_own_which_go_with_them() -> None:
+    names: dict[str, set[int]] = {"a": set(), "b": set()}
+
+    def note(which: str) -> Iterator[None]:
+        for _ in range(3):
+            names[which].add(threading.get_ident())
+            yield
+
+    engine = ScriptedEngine()
+
+    async def run(own: ScriptedEngine) -> None:
+        await asyncio.gather(collect(note("a"), own), collect(note("b"), SPEC))
+
+    asyncio.run(run(engine))
+    assert len(names["a"]) == len(names["b"]) == 1
+    assert names["a"] != names["b"]
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_error_reaches_the_consumer_and_closes_the_iterator() -> None:
+    closed = threading.Event()
+
+    def broken() -> Iterator[int]:
+        try:
+            yield 1
+            raise LookupError("page lost")
+        finally:
+            closed.set()
+
+    with pytest.raises(LookupError, match="page lost"):
+        asyncio.run(collect(broken()))
+    assert closed.is_set()
+
+
+def test_plain_iterators_need_no_close() -> None:
+    assert asyncio.run(collect(iter([1, 2]))) == [1, 2]
+
+
+def test_cancelling_twice_still_waits_for_the_running_step() -> None:
+    events = []
+
+    def slow() -> Iterator[int]:
+        try:
+            events.append("step begins")
+            time.sleep(0.2)
+            events.append("step ends")
+            yield 1
+        finally:
+            events.append("closed")
+
+    async def run() -> None:
+        task = asyncio.ensure_future(collect(slow()))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert events == ["step begins", "step ends", "closed"]
+
+
+def test_a_step_that_fails_after_the_cancellation_is_not_reported_as_lost(caplog) -> None:
+    def failing() -> Iterator[int]:
+        time.sleep(0.1)
+        raise RuntimeError("too late")
+        yield 1
+
+    async def run() -> None:
+        task = asyncio.ensure_future(collect(failing()))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
