@@ -23,6 +23,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mdiff_adapters.commands_train import (
+    eval_command,
+    label_command,
+    mine_command,
+    train_command,
+)
 from mdiff_adapters.document import ParsedDocument, ParsedPage
 from mdiff_adapters.engines.record import record_command
 from mdiff_adapters.errors import MDiffError
@@ -39,6 +45,10 @@ app = typer.Typer(
     help="Read documents by block diffusion.",
 )
 app.command("record")(record_command)
+app.command("train")(train_command)
+app.command("mine")(mine_command)
+app.command("label")(label_command)
+app.command("eval")(eval_command)
 
 _DISTRIBUTIONS = (
     "mdiff-adapters", "mdiff-core", "langchain-mdiff", "llama-index-readers-mdiff",

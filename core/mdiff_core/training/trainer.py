@@ -248,6 +248,7 @@ class Trainer:
             "event": "step", "step": self.step, "samples": self.step * samples,
             **{k: v for k, v in shown.items() if k in ("loss", "accuracy") or v},
             **record, "seconds": seconds, "samples_per_s": samples / max(seconds, 1e-9),
+            "minutes_left": (self.config.run.steps - self.step) * seconds / 60,
         })  # fmt: skip
         self._sums.zero_()
 

@@ -35,7 +35,7 @@ from .conftest import REGION, SMALL_MODEL, MakeConfig
 
 CPU = torch.device("cpu")
 ALONE = Processes(0, 1, CPU)
-TIMES = ("seconds", "samples_per_s")
+TIMES = ("seconds", "samples_per_s", "minutes_left")
 
 
 class KilledError(BaseException):

@@ -31,7 +31,7 @@ from mdiff_core.segments import Piece, cut_line, ink_columns, prepare_piece
 from mdiff_core.training.data.pages import layout_record
 from mdiff_core.training.data.sample import Gray, Sample, epoch_order
 
-__all__ = ["FolderOptions", "FolderSource", "Record", "read_labels", "split_line"]
+__all__ = ["FolderOptions", "FolderSource", "Record", "load_record", "read_labels", "split_line"]
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class FolderSource:
         places: list[tuple[int, int]] = []
         for i, record in enumerate(self._records):
             try:
-                gray = np.asarray(_load(record).convert("L"))
+                gray = np.asarray(load_record(record).convert("L"))
                 pieces = split_line(gray, record.text, unit)
             except ImageError as error:
                 logger.warning("%s is left out: %s", record.image, error)
@@ -230,7 +230,7 @@ class FolderSource:
         raise ImageError(f"{MAX_REPLACEMENTS} images in a row of {self.options.path} are broken")
 
     def _load_sample(self, record: Record, piece: int) -> Sample:
-        image, unit = _load(record), self.capabilities
+        image, unit = load_record(record), self.capabilities
         origin = {"image": str(record.image), "box": record.box, "piece": piece}
         text = record.text
         if unit.segment_px is not None:
@@ -249,7 +249,12 @@ class FolderSource:
         )
 
 
-def _load(record: Record) -> Image.Image:
+def load_record(record: Record) -> Image.Image:
+    """Return the upright RGB crop of a record.
+
+    Raises:
+        ImageError: If the image cannot be opened.
+    """
     try:
         with Image.open(record.image) as opened:
             load_image(opened)
