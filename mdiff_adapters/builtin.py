@@ -19,6 +19,11 @@ def mdiff_register_engines() -> list[EngineInfo]:
             summary="a model in this process: 'tiny', a folder, or a hub name",
         ),
         EngineInfo(
+            name="modelscope",
+            factory="mdiff_adapters.engines.local:LocalEngine.from_spec",
+            summary="a checkpoint from ModelScope, modelscope:org/name",
+        ),
+        EngineInfo(
             name="http",
             factory="mdiff_adapters.engines.http:HttpEngine.from_spec",
             summary="an OpenAI-compatible server",

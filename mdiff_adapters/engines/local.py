@@ -63,7 +63,8 @@ class LocalEngine:
             if name not in known:
                 raise ConfigError(f"a checkpoint has no option {name!r}", hint=suggest(name, known))
         options: dict[str, Any] = dict(spec.options)
-        return cls(CoreEngine.load(spec.target, **options), spec)
+        # The core reads the whole string: `modelscope:` tells it where to look.
+        return cls(CoreEngine.load(spec.spec, **options), spec)
 
     @property
     def core(self) -> CoreEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mdiff_adapters.engines import DecodeConfig, EngineSpec, Request, open_engine
 from mdiff_adapters.engines.local import LocalEngine
-from mdiff_adapters.errors import ConfigError, EngineError, ImageError
+from mdiff_adapters.errors import ConfigError, EngineError, ImageError, MDiffError
 from mdiff_core import Engine as CoreEngine
 from mdiff_core.segments import prepare_line
 
@@ -155,3 +156,10 @@ def test_options_reach_the_core_and_unknown_ones_name_the_nearest() -> None:
         assert engine.core.info.dtype == "float32"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"no option 'devise'.*'device'"):
         open_engine("tiny", devise="cpu")
+
+
+@pytest.mark.parametrize("spec", ["/no/such/folder", "modelscope:org/name", "tinny"])
+def test_a_checkpoint_that_is_not_there_is_named(spec: str, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(MDiffError, match="org/name|/no/such/folder|tinny|modelscope"):
+        open_engine(spec)
