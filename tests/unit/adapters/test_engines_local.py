@@ -161,5 +161,5 @@ def test_options_reach_the_core_and_unknown_ones_name_the_nearest() -> None:
 @pytest.mark.parametrize("spec", ["/no/such/folder", "modelscope:org/name", "tinny"])
 def test_a_checkpoint_that_is_not_there_is_named(spec: str, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
-    with pytest.raises(MDiffError, match="org/name|/no/such/folder|tinny|modelscope"):
+    with pytest.raises(MDiffError, match=r"org/name|/no/such/folder|tinny|modelscope"):
         open_engine(spec)
