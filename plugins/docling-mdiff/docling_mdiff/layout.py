@@ -18,6 +18,7 @@ from docling_mdiff.notes import page_notes
 from docling_mdiff.options import MDiffLayoutOptions
 from docling_mdiff.pages import Shot, is_ready, render
 from docling_mdiff.reading import read_pages, segmenter_name
+from docling_mdiff.text_layer import text_layer_clusters
 from mdiff_adapters.document import ParsedPage, Region
 
 STAGE = "mdiff_layout"
@@ -28,7 +29,7 @@ class MDiffLayoutModel(BaseLayoutModel):
 
     With a checkpoint that knows the layout task, only that is asked here. The line segmenter
     needs the text to tell paragraphs and titles apart: it reads the page here, and the OCR engine
-    ``mdiff_ocr`` takes over what was read.
+    ``mdiff_ocr`` takes over what was read. Born-digital pages are grouped by their own text then.
 
     Args:
         options: Options of the stage.
@@ -65,9 +66,13 @@ class MDiffLayoutModel(BaseLayoutModel):
         """Return the clusters of each page; what fails becomes an error of its page."""
         with TimeRecorder(conv_res, "layout"):
             shots: dict[int, Shot] = {}
+            predictions = [LayoutPrediction() for _ in pages]
             for position, page in enumerate(pages):
                 try:
-                    if is_ready(page):
+                    clusters = text_layer_clusters(page) if self._segmenter == "lines" else None
+                    if clusters is not None:
+                        predictions[position].clusters = clusters
+                    elif is_ready(page):
                         shots[position] = render(
                             conv_res,
                             page,
@@ -75,7 +80,7 @@ class MDiffLayoutModel(BaseLayoutModel):
                             max_pixels=self.options.max_pixels,
                         )
                 except Exception as error:  # noqa: BLE001  one page must not lose its batch
-                    record_error(conv_res, STAGE, page.page_no, f"not rendered: {error}")
+                    record_error(conv_res, STAGE, page.page_no, f"no layout: {error}")
             found = read_pages(
                 list(shots.values()),
                 self._engine,
@@ -84,7 +89,6 @@ class MDiffLayoutModel(BaseLayoutModel):
                 deadline=deadline_s(conv_res),
                 outline=self._segmenter == "model",
             )
-            predictions = [LayoutPrediction() for _ in pages]
             for (position, shot), parsed in zip(shots.items(), found, strict=True):
                 page = pages[position]
                 report_page(conv_res, STAGE, page.page_no, parsed)

@@ -7,6 +7,7 @@ everywhere else, and every error of a region is in the result.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from docling.utils.profiling import TimeRecorder
 from docling_core.types.doc import DoclingDocument, DocumentOrigin
 
 from docling_mdiff.convert import with_header_rows
-from docling_mdiff.engine import decode_config, open_stage_engine, record_error
+from docling_mdiff.engine import deadline_s, decode_config, open_stage_engine, record_error
 from docling_mdiff.layout import report_page
 from docling_mdiff.notes import page_notes
 from docling_mdiff.options import MDiffVlmPipelineOptions
@@ -61,6 +62,13 @@ class MDiffVlmPipeline(VlmPipeline):
         self._decode = decode_config(pipeline_options)
         self.build_pipe = [self._read_batch]
 
+    def _build_document(self, conv_res: ConversionResult) -> ConversionResult:
+        timeout = self.pipeline_options.document_timeout
+        if timeout is not None:
+            # docling sets it in its PDF pipeline only; here it looks at the time between batches.
+            conv_res._conversion_deadline = time.monotonic() + timeout
+        return super()._build_document(conv_res)
+
     def _read_batch(self, conv_res: ConversionResult, page_batch: Iterable[Page]) -> Iterator[Page]:
         pages = list(page_batch)
         options = self.pipeline_options
@@ -80,6 +88,7 @@ class MDiffVlmPipeline(VlmPipeline):
                 self._engine,
                 self._decode,
                 segmenter=options.segmenter,
+                deadline=deadline_s(conv_res),
             )
             for (page, _), parsed in zip(ready, found, strict=True):
                 page_notes(page).parsed = parsed

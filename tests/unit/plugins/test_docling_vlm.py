@@ -178,6 +178,22 @@ def test_a_blank_page_is_success_without_text(convert, tmp_path):
     assert engine.num_calls == 0 and markdown(result) == ""
 
 
+def test_a_document_deadline_ends_the_reading_of_a_batch(convert, tmp_path, monkeypatch):
+    engine = ScriptedEngine(script)
+    # The time is over after the four layouts and three regions.
+    monkeypatch.setattr(
+        "docling_mdiff.engine._is_over",
+        lambda deadline: deadline is not None and len(engine.asked) >= 7,
+    )
+    result = convert(engine, scan(tmp_path / "report.pdf", num_pages=4), document_timeout=600)
+    assert len(engine.asked) == 7
+    assert result.status is ConversionStatus.PARTIAL_SUCCESS and result.has_timeout_errors()
+    # The largest regions were asked first: one paragraph each of three pages.
+    assert "page 1 region 2." in markdown(result) and "page 3 region 2." in markdown(result)
+    assert {e.page_no for e in result.errors} == {1, 2, 3, 4}
+    assert all("time is over" in e.error_message for e in result.errors)
+
+
 def test_pictures_can_be_kept(convert, tmp_path):
     result = convert(
         ScriptedEngine(script), scan(tmp_path / "report.pdf"), generate_picture_images=True
