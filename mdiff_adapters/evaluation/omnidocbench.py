@@ -46,6 +46,8 @@ TEXT_CATEGORIES = frozenset(
     {"title", "text_block", "code_txt", "reference", "list_group", "equation_semantic"}
 )
 """Categories whose text is body text. Captions, footnotes, headers and page numbers are not."""
+BODY_TYPES = frozenset({"title", "text", "list", "code", "algorithm", "ref_text", "other"})
+"""The same among our region types."""
 _TASKS: Mapping[str, Task] = {"table": "table", "equation_isolated": "formula"}
 _FIELDS: Mapping[Task, tuple[str, ...]] = {
     "text": ("text",), "table": ("html", "latex"), "formula": ("latex",)
@@ -201,7 +203,7 @@ def score_pages(
         failed = isinstance(page, MDiffError)
         regions = () if isinstance(page, MDiffError) else page.regions
         if texts := truth.of("text"):
-            body = [r.text for r in regions if r.table is None and r.latex is None]
+            body = [region.text for region in regions if region.type in BODY_TYPES]
             answer, wanted = (normalize_spaces(" ".join(part)) for part in (body, texts))
             values["text"] = [edit_similarity(answer, wanted)]
         tables = [region.table.to_html() for region in regions if region.table is not None]

@@ -414,6 +414,8 @@ def _table(name: str, kind: Any, raw: Any) -> Any:
 def _sources(name: str, raw: Any) -> tuple[SourceConfig, ...]:
     sources = []
     for item in raw:
+        if not isinstance(item, Mapping):
+            raise ConfigError(f"{name} is no list of tables", hint=f"write [[{name}]]")
         values = dict(item)
         if not isinstance(values.get("kind"), str):
             raise ConfigError(f"an entry of [[{name}]] has no kind", hint='kind = "lines"')

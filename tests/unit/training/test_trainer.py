@@ -438,6 +438,7 @@ def test_eight_lines_are_learned_without_an_error(
 
 @pytest.mark.slow
 def test_low_rank_updates_are_all_that_is_trained(make_config: MakeConfig) -> None:
+    pytest.importorskip("peft")
     run = {"steps": 6, "export_dtype": "fp32", "save_every": 3}
     tables: dict[str, Any] = {
         "model": {"base": "tiny"},

@@ -328,10 +328,12 @@ class RegionSource:
                 max_cols=options.max_cols,
             )
         words = running_text(texts, font, rng, 16 * options.max_lines)
-        if options.shuffle:
-            words = shuffle_words(" ".join(words), options.shuffle, shuffle_rng).split(" ")
         lines = int(rng.integers(1, options.max_lines + 1))
-        return draw_paragraph(words, font.at(size), width, rng, max_lines=lines)
+        kept = [word for line in wrap(words, font.at(size), width)[:lines] for word in line]
+        if options.shuffle:
+            kept = shuffle_words(" ".join(kept), options.shuffle, shuffle_rng).split(" ")
+        # Another order or an indent may need a line more, but no word may be lost.
+        return draw_paragraph(kept, font.at(size), width, rng, max_lines=lines + 2)
 
     def _face(self, rng: Rng) -> Font:
         return choose_font("A", self._fonts, rng)[1]
