@@ -23,8 +23,11 @@ Mask = npt.NDArray[np.bool_]
 
 PAD_SHARE = 0.35
 """Paper taken around a box on each side, as a share of the line height, before tightening."""
-AIR_SHARE = 0.11
-"""Paper kept around the ink of a line, as a share of its ink height."""
+AIR_SHARE = 0.05
+"""Paper kept around the ink of a line, as a share of its ink height.
+
+On clean lines the reader does not mind between 0.04 and 0.11; on scans, where strokes are ragged,
+every pixel of letter height counts."""
 CONTRAST_LEVELS = 12
 """Grey levels below which a crop counts as empty paper."""
 MAX_SLOPE = 0.03
@@ -171,9 +174,9 @@ def _slope(ink: Mask) -> float:
     if num < 4:
         return 0.0
     edges = np.linspace(0, width, num + 1).round().astype(int)
-    profiles = np.stack(
-        [ink[:, a:b].sum(axis=1) for a, b in itertools.pairwise(edges)]
-    ).astype(np.float64)
+    profiles = np.stack([ink[:, a:b].sum(axis=1) for a, b in itertools.pairwise(edges)]).astype(
+        np.float64
+    )
     middle = (edges[:-1] + edges[1:]) / 2 - width / 2
     limit = max(2, round(MAX_SLOPE * width))
     shifts = np.linspace(-limit, limit, 4 * limit + 1)  # half a pixel over the whole width

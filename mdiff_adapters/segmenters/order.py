@@ -268,8 +268,7 @@ def group_paragraphs(lines: Sequence[LineBox]) -> list[list[int]]:
 def _usual_pitch(lines: Sequence[LineBox]) -> float | None:
     """Return the usual distance of neighbouring baselines in font sizes, None where unknown."""
     steps = [
-        (b.y1 + b.y0 - a.y1 - a.y0) / 2 / max(a.size, b.size)
-        for a, b in itertools.pairwise(lines)
+        (b.y1 + b.y0 - a.y1 - a.y0) / 2 / max(a.size, b.size) for a, b in itertools.pairwise(lines)
     ]
     steps = [step for step in steps if 0.7 <= step <= 3.0]
     # The lower half: distances between paragraphs are the larger ones.
