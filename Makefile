@@ -7,12 +7,12 @@ DISTS   = -e core -e . -e plugins/langchain-mdiff -e plugins/llama-index-readers
 STAMP   = $(VENV)/.installed
 PROJECTS = pyproject.toml core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: help setup check fix test bench gpu-check demo clean
+.PHONY: help setup check fix test test-all bench gpu-check demo clean
 
 help:
 	@echo "make setup   create $(VENV) and install the workspace"
 	@echo "make demo    read a scanned page with the embedded checkpoint"
-	@echo "make test    the test suite"
+	@echo "make test    the test suite; make test-all adds the slow tests"
 	@echo "make check   lint, format, types, import layers"
 	@echo "make fix     apply what ruff can fix"
 	@echo "make bench   decoding benchmark on this CPU"
@@ -38,10 +38,14 @@ fix: setup
 	$(BIN)/ruff format .
 
 test: setup
+	$(BIN)/python -m pytest -m "not gpu and not slow"
+
+# Also what takes longer: clean environments per adapter, long documents, longer training runs.
+test-all: setup
 	$(BIN)/python -m pytest -m "not gpu"
 
 bench: setup
-	$(BIN)/python -m tests.benchmarks.bench_decode
+	$(BIN)/python -m tests.benchmarks.bench_decode --dtype auto
 
 gpu-check:
 	PYTHONPATH=core:. $(PYTHON) -m tests.benchmarks.gpu_check
