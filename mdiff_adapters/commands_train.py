@@ -211,7 +211,8 @@ def eval_command(
         list[float] | None,
         typer.Option(help="Semantic Shuffle: draw text with this share of its words shuffled."),
     ] = None,
-    count: Annotated[int, typer.Option(help="Crops drawn for each share.", min=1)] = 200,
+    damage: Annotated[bool, typer.Option(help="Draw text at four grades of scan damage.")] = False,
+    count: Annotated[int, typer.Option(help="Crops drawn for each value.", min=1)] = 200,
     every: Annotated[int, typer.Option(help="Take every n-th crop or page.", min=1)] = 1,
     predictions: Annotated[
         Path | None, typer.Option(help="OmniDocBench: write each page as markdown here.")
@@ -243,14 +244,20 @@ def eval_command(
             for name, length in zip(names, lengths, strict=True)
         }
         report: dict[str, Any] = {}
-        if shuffle:
-            report["shuffle"] = _eval_shuffle(opened, sorted(shuffle), count)
-            if plot is not None:
+        if shuffle or damage:
+            cases: list[dict[str, Any]]
+            if shuffle:
+                cases = [{"shuffle": share} for share in sorted(shuffle)]
+                report["shuffle"] = _eval_drawn(opened, cases, count)
+            if damage:
+                cases = [{"damage": grade} for grade in _GRADES]
+                report["damage"] = _eval_drawn(opened, cases, count)
+            if plot is not None and shuffle:
                 curve.plot_shuffle(report["shuffle"], plot)
         elif data is None:
-            raise ConfigError("nothing to evaluate on", hint="give a folder, or --shuffle")
+            raise ConfigError("nothing to evaluate on", hint="give a folder, --shuffle or --damage")
         elif len(opened) > 1:
-            raise ConfigError("several engines are compared with --shuffle only")
+            raise ConfigError("several engines are compared with --shuffle and --damage only")
         else:
             asked, decode = next(iter(opened.values()))
             report = _eval_folder(data, asked, decode, thresholds, layout, every, predictions)
@@ -262,22 +269,25 @@ def eval_command(
             output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
+_GRADES = ("clean", "light", "medium", "heavy")
 _CURVE_METRICS = ("character_error", "teds", "formula_match", "page_iou")
 
 
-def _eval_shuffle(
-    opened: Mapping[str, tuple[Engine, DecodeConfig]], shares: Sequence[float], count: int
+def _eval_drawn(
+    opened: Mapping[str, tuple[Engine, DecodeConfig]],
+    cases: Sequence[Mapping[str, Any]],
+    count: int,
 ) -> dict[str, list[dict[str, Any]]]:
-    from mdiff_adapters.evaluation.curve import shuffled_crops
+    from mdiff_adapters.evaluation.curve import drawn_crops
     from mdiff_adapters.evaluation.reading import read_crops, score
 
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in opened}
-    for share in shares:
+    for case in cases:
         for name, (asked, decode) in opened.items():
-            crops = shuffled_crops(asked.capabilities, share, count)
+            crops = drawn_crops(asked.capabilities, count, **case)
             found = score(read_crops(asked, crops, decode)).to_dict()
-            rows[name].append({"shuffle": share, **found})
-            _show({"engine": name, "shuffle": share, **found})
+            rows[name].append({**case, **found})
+            _show({"engine": name, **case, **found})
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Curves: the trade of error against parallelism by threshold, and Semantic Shuffle."""
+"""Curves: error against parallelism by threshold, against shuffled words, against damage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mdiff_adapters.engines import Capabilities, DecodeConfig, Engine
 from mdiff_adapters.errors import EngineUnavailableError
 from mdiff_adapters.evaluation.reading import Crop, read_crops, score
 
-__all__ = ["plot_shuffle", "plot_thresholds", "shuffled_crops", "threshold_curve"]
+__all__ = ["drawn_crops", "plot_shuffle", "plot_thresholds", "threshold_curve"]
 
 
 def threshold_curve(
@@ -34,38 +34,46 @@ def threshold_curve(
         yield {"threshold": threshold, **found.to_dict()}
 
 
-def shuffled_crops(
+def drawn_crops(
     unit: Capabilities,
-    share: float,
     count: int,
     *,
+    shuffle: float = 0.0,
+    damage: str = "clean",
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> list[Crop]:
-    """Draw text in which a share of the words stands in another order (Semantic Shuffle).
+    """Draw text with its truth: prose, of which a share of the words stands in another order.
 
-    The same seed gives the same words, fonts and damage at every share, so only the order, and with
-    it what a language model could guess, differs.
+    The same seed gives the same words and fonts whatever the share and the damage, so only the
+    order (what a language model could guess) or only the picture differs.
 
     Source: the Semantic Shuffle benchmark of MinerU-Diffusion (arXiv 2603.22458), which shuffles
     the words of real pages and renders them anew.
 
     Args:
         unit: Capabilities of the engine: lines for unit ``segment``, else paragraphs.
-        share: Share of the words that change places, in [0, 1].
         count: Crops.
+        shuffle: Share of the words that change places, in [0, 1].
+        damage: Grade of damage: ``clean``, ``light``, ``medium`` or ``heavy``.
         seed: Seed.
         options: Options of the drawn source (fonts, corpus, sizes, ...).
 
     Returns:
-        The crops. For unit ``segment`` a crop is a whole line, prepared by whoever reads it.
+        The crops. For unit ``segment`` a crop is a whole line, cut by whoever reads it.
     """
     from mdiff_core.training.data import build_source
+    from mdiff_core.training.data.effects import GRADES
 
     kind = "lines" if unit.segment_px is not None else "paragraphs"
-    settings = {"texts": {"prose": 1.0}, "grades": (1.0, 0.0, 0.0, 0.0), **(options or {})}
+    settings = {
+        "texts": {"prose": 1.0},
+        **(options or {}),
+        "shuffle": shuffle,
+        "grades": [float(grade == damage) for grade in GRADES],
+    }
     # Lines are drawn whole and cut when they are read, as real ones are.
-    source = build_source(kind, {**settings, "shuffle": share}, Capabilities())
+    source = build_source(kind, settings, Capabilities())
     samples = (source.sample(seed, index) for index in range(count))
     return [Crop(f"{i}", sample.image, sample.text) for i, sample in enumerate(samples)]
 

@@ -34,7 +34,7 @@ from mdiff_core.training.data.stream import SampleStream
 from mdiff_core.training.distributed import Processes, join_processes
 from mdiff_core.training.objective import losses
 from mdiff_core.training.optim import MasterOptimizer, learning_rate
-from mdiff_core.training.state import LOG_NAME, Journal, load_state, save_state
+from mdiff_core.training.state import LOG_NAME, Journal, load_state, save_state, state_files
 from mdiff_core.training.validate import Validation, validate
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,10 @@ class Trainer:
         self._states = run.out / "states"
         if not fresh:
             self._resume()
+        elif processes.is_main:
+            # States of the old run would count as newer than those of this one.
+            for path in state_files(self._states):
+                path.unlink()
         # What is not trained is the same everywhere: it was read or drawn from one seed.
         processes.broadcast_(list(self.optimizer.masters.values()))
         self._journal: Journal | None = None

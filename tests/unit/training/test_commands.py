@@ -116,17 +116,23 @@ def test_eval_shuffle_compares_engines(tmp_path: Path) -> None:
     output = tmp_path / "shuffle.json"
     result = CliRunner().invoke(app, [
         "eval", "--engine", "scripted:", "--engine", "tiny", "--block-length", "32",
-        "--dtype", "fp32", "--device", "cpu", "--shuffle", "1", "--count", "2", "-o", str(output),
+        "--dtype", "fp32", "--device", "cpu", "--shuffle", "1", "--count", "1", "-o", str(output),
     ])  # fmt: skip
     # The scripted engine knows no options of a checkpoint.
     assert result.exit_code == 1 and "scripted:" in result.output
     result = CliRunner().invoke(app, [
         "eval", "--engine", "tiny", "--dtype", "fp32", "--device", "cpu", "--shuffle", "1",
-        "--shuffle", "0", "--count", "2", "-o", str(output),
+        "--shuffle", "0", "--count", "1", "-o", str(output),
     ])  # fmt: skip
     assert result.exit_code == 0, result.output
     rows = json.loads(output.read_text())["shuffle"]["tiny"]
     assert [row["shuffle"] for row in rows] == [0.0, 1.0]
+    result = CliRunner().invoke(app, [
+        "eval", "--dtype", "fp32", "--device", "cpu", "--damage", "--count", "1", "-o", str(output),
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads(output.read_text())["damage"]["tiny"]
+    assert [row["damage"] for row in rows] == ["clean", "light", "medium", "heavy"]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_boxes_hold_the_ink_of_their_characters(drawing: dict[str, Any]) -> None
     # No rules, underlines or inverse: what remains of clean damage is blur and thickness.
     source = build_source("lines", {**drawing, "grades": CLEAN, "texts": {"words": 1}}, SEGMENT)
     checked = 0
-    for index in range(60):
+    for index in range(40):
         sample = source.sample(2, index)
         if set(sample.origin["effects"]) - {"blur", "ink_spread", "jpeg"}:
             continue
@@ -86,7 +86,7 @@ def test_boxes_hold_the_ink_of_their_characters(drawing: dict[str, Any]) -> None
         # Nothing is drawn outside of the text.
         assert not ink[round(boxes[-1, 2]) + 12 :].any()
         assert not ink[: max(0, round(boxes[0, 0]) - 12)].any()
-    assert checked > 100
+    assert checked > 60
 
 
 def test_a_line_for_region_checkpoints_keeps_its_size(drawing: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def test_effects_keep_size_and_type_and_change_the_picture(effect: Any, strength
 
 def test_damage_grows_with_the_grade(drawing: dict[str, Any]) -> None:
     source = build_source("lines", {**drawing, "grades": CLEAN, "texts": {"words": 1}}, REGION)
-    clean = [np.asarray(source.sample(5, i).image.convert("L")) for i in range(30)]
+    clean = [np.asarray(source.sample(5, i).image.convert("L")) for i in range(12)]
     distance = []
     for grade in range(len(GRADES)):
         found = 0.0
@@ -181,13 +181,12 @@ def test_fonts_fall_back_to_pillows_own(tmp_path: Any, caplog: pytest.LogCapture
 
 @pytest.mark.skipif(not system_folders(), reason="this machine has no font folder")
 def test_system_fonts_are_found_in_order_and_can_be_excluded() -> None:
-    fonts = FontSet()
+    fonts = FontSet(exclude=["MONO", "condensed"])
     paths = [(font.path, font.face) for font in fonts.fonts]
     assert paths == sorted(paths)
     assert fonts.fingerprint.startswith(f"{len(paths)} fonts, ")
-    if len(fonts.fonts) > 1:
-        word = paths[0][0].rsplit("/", 1)[-1]
-        assert all(word not in font.path for font in FontSet(exclude=[word.upper()]).fonts)
+    names = [path.rsplit("/", 1)[-1].lower() for path, _ in paths]
+    assert not any("mono" in name or "condensed" in name for name in names)
 
 
 @given(
@@ -243,7 +242,7 @@ def test_wrap_cuts_what_is_too_long_and_keeps_the_rest() -> None:
 def test_tables_are_complete_grids(drawing: dict[str, Any]) -> None:
     source = build_source("tables", {**drawing, "width_px": [400, 700]}, REGION)
     seen: Counter[str] = Counter()
-    for index in range(40):
+    for index in range(24):
         sample = source.sample(2, index)
         assert sample.task == "table"
         rows = sample.text.removesuffix("<nl>").split("<nl>")

@@ -14,9 +14,9 @@ from PIL import Image
 from mdiff_adapters.engines import Answer, Capabilities, DecodeConfig, Request
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.evaluation.curve import (
+    drawn_crops,
     plot_shuffle,
     plot_thresholds,
-    shuffled_crops,
     threshold_curve,
 )
 from mdiff_adapters.evaluation.labels import draft_labels
@@ -134,12 +134,15 @@ def test_shuffled_text_has_the_same_words_at_every_share(
     unit: Capabilities, drawing: dict[str, Any]
 ) -> None:
     plain, half, full = (
-        shuffled_crops(unit, share, 8, options=drawing) for share in (0.0, 0.5, 1.0)
+        drawn_crops(unit, 8, shuffle=share, options=drawing) for share in (0.0, 0.5, 1.0)
     )
     for a, b, c in zip(plain, half, full, strict=True):
         assert sorted(a.truth.split()) == sorted(b.truth.split()) == sorted(c.truth.split())
     assert sum(a.truth != c.truth for a, c in zip(plain, full, strict=True)) >= 4
-    assert plain[0].image.size == shuffled_crops(unit, 0.0, 1, options=drawing)[0].image.size
+    heavy = drawn_crops(unit, 8, damage="heavy", options=drawing)
+    for a, b in zip(plain, heavy, strict=True):
+        assert (a.truth, a.image.size) == (b.truth, b.image.size)
+        assert a.image.tobytes() != b.image.tobytes()
 
 
 def page_image() -> Image.Image:

@@ -63,7 +63,8 @@ def test_both_forms_give_the_same_loss_on_the_same_draw(random_model: Loaded, le
     model, codec, config = random_model
     settings = ObjectiveConfig(form="all", block_length=length, full_mask=0.0)
     drawn = ObjectiveConfig(form="drawn", block_length=length, full_mask=0.0)
-    texts = [TEXT, TEXT[:20], TEXT[10:75]]
+    # One token a block makes many blocks, each a forward of its own in the drawn form.
+    texts = [TEXT, TEXT[:20], TEXT[10:75]] if length > 1 else [TEXT[:12], TEXT[:5]]
     encoder = Encoder(config, codec, settings, seed=3)
     examples = [encoder.encode(sample(text, i), i) for i, text in enumerate(texts)]
     single = Encoder(config, codec, drawn, seed=3)

@@ -227,6 +227,20 @@ def test_other_settings_are_refused_and_named(make_config: MakeConfig) -> None:
     assert train(changed, fresh=True).step == 5
 
 
+def test_starting_over_forgets_the_old_run(make_config: MakeConfig) -> None:
+    whole = make_config("whole", run={"steps": 8, "save_every": 2})
+    train(whole)
+    expected = curve(whole)
+    with pytest.raises(KilledError):
+        train(whole, fresh=True, progress=kill_at(5))
+    assert [p.name for p in state_files(whole.run.out / "states")] == [
+        "state-00000002.pt",
+        "state-00000004.pt",
+    ]
+    train(whole)
+    assert curve(whole) == expected
+
+
 def test_a_broken_state_is_passed_over(make_config: MakeConfig) -> None:
     run = {"steps": 8, "save_every": 3}
     whole, cut = make_config("whole", run=run), make_config("cut", run=run)
@@ -275,7 +289,7 @@ def test_the_exported_checkpoint_holds_the_average_and_can_be_decoded(
 
 
 def test_loss_falls(make_config: MakeConfig) -> None:
-    run = {"steps": 40, "batch_size": 4, "micro_batch": 4, "log_every": 8}
+    run = {"steps": 25, "batch_size": 4, "micro_batch": 4, "log_every": 5}
     config = make_config(run=run, optim={"lr": 5e-3, "warmup_steps": 4})
     train(config)
     values = [record["loss"] for record in curve(config)]

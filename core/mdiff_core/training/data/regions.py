@@ -199,13 +199,13 @@ def _draw_spans(rows: int, cols: int, rng: Rng) -> list[tuple[int, int, int, int
     """Return (row, col, height, width) of cells that cover a grid."""
     free = np.ones((rows, cols), bool)
     cells = []
-    joins = rng.random() < 0.35
+    joins = rng.random() < 0.4
     for row in range(rows):
         for col in range(cols):
             if not free[row, col]:
                 continue
             height = breadth = 1
-            if joins and rng.random() < 0.15:
+            if joins and rng.random() < 0.25:
                 height = int(rng.integers(1, min(3, rows - row) + 1))
                 breadth = int(rng.integers(1, min(3, cols - col) + 1))
                 if not free[row : row + height, col : col + breadth].all():
