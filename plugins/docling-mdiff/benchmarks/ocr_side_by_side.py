@@ -44,7 +44,7 @@ from rapidfuzz.distance import Levenshtein
 from docling_mdiff import MDiffOcrOptions
 
 SCAN_DPI = 300
-PDF_PAGES = 2
+PDF_PAGES = 1
 MIN_CHARS = 500
 MAX_SIDE_PT = 1000
 
