@@ -28,6 +28,8 @@ AIR_SHARE = 0.05
 
 On clean lines the reader does not mind between 0.04 and 0.11; on scans, where strokes are ragged,
 every pixel of letter height counts."""
+DESCENT_SHARE = 0.15
+"""The same below a line without descenders."""
 CONTRAST_LEVELS = 12
 """Grey levels below which a crop counts as empty paper."""
 MAX_SLOPE = 0.03
@@ -96,9 +98,11 @@ def crop_lines(
         ink = _ink(crop)
         if ink is None:
             return []
+    rules = _rules(ink, size[1] - 2 * pad)
+    ink &= ~rules
     lines = []
     for top, bottom in _bands(ink, pad, line_px):
-        line = _tighten(crop, ink, top, bottom, pad)
+        line = _tighten(crop, ink, rules, top, bottom, pad)
         if line is not None:
             gray, box, ink_px = line
             lines.append(LineCrop(gray, _to_page(box, centre, angle, size), ink_px))
@@ -135,7 +139,7 @@ def _slice(page: Gray, centre: Quad, size: tuple[int, int]) -> Gray:
     left, top = _corner(centre, size)
     rows = np.clip(np.arange(top, top + height), 0, page.shape[0] - 1)
     columns = np.clip(np.arange(left, left + width), 0, page.shape[1] - 1)
-    return page[np.ix_(rows, columns)]
+    return np.asarray(page[np.ix_(rows, columns)], dtype=np.uint8)
 
 
 def _corner(centre: Quad, size: tuple[int, int]) -> tuple[int, int]:
@@ -165,6 +169,22 @@ def _ink(crop: Gray) -> Mask | None:
     dark = crop <= level
     # The paper is what there is more of.
     return ~dark if dark.mean() > 0.5 else dark
+
+
+def _rules(ink: Mask, height: float) -> Mask:
+    """Return the ink of drawn lines: frames of table cells, underlines, bars.
+
+    They run further than any stroke of a letter does: past the line above and below, or along
+    several letters. In a grid they hang together, so runs are looked at, not components.
+    """
+    mask = ink.astype(np.uint8)
+    down = min(round(1.25 * height), round(0.9 * ink.shape[0]))
+    along = min(round(1.8 * height), round(0.9 * ink.shape[1]))
+    found = np.zeros_like(mask)
+    for shape in ((1, max(3, down)), (max(3, along), 1)):
+        kernel = np.ones(shape[::-1], dtype=np.uint8)
+        found |= np.asarray(cv2.morphologyEx(mask, cv2.MORPH_OPEN, kernel), dtype=np.uint8)
+    return found > 0
 
 
 def _slope(ink: Mask) -> float:
@@ -230,11 +250,11 @@ def _core(ink: Mask, top: int, bottom: int) -> tuple[int, int]:
 
 
 def _tighten(
-    crop: Gray, ink: Mask, top: int, bottom: int, pad: float
+    crop: Gray, ink: Mask, rules: Mask, top: int, bottom: int, pad: float
 ) -> tuple[Gray, tuple[int, int, int, int], int] | None:
     """Return the crop cut to the ink of one line, its box in the crop, and the ink height."""
     core_top, core_bottom = _core(ink, top, bottom)
-    num, labels, stats, _ = cv2.connectedComponentsWithStats(ink.astype(np.uint8), connectivity=8)
+    _, labels, stats, _ = cv2.connectedComponentsWithStats(ink.astype(np.uint8), connectivity=8)
     left, upper = stats[:, cv2.CC_STAT_LEFT], stats[:, cv2.CC_STAT_TOP]
     right, lower = left + stats[:, cv2.CC_STAT_WIDTH], upper + stats[:, cv2.CC_STAT_HEIGHT]
     height = bottom - top
@@ -247,10 +267,7 @@ def _tighten(
     ascent = max(top, min(int(upper[on_core].min()), core_top - (core_bottom - core_top) // 2))
     above = (lower <= core_top) & (upper >= ascent - 0.08 * height)
     underscore = (upper >= core_bottom) & (right - left >= 0.3 * height) & (lower <= bottom)
-    # Rules: drawn lines of a table or an underline, much longer than letters are.
-    flat = (right - left > 4 * height) & (lower - upper < 0.2 * height)
-    upright = (lower - upper > 1.3 * height) & (right - left < 0.3 * height)
-    keep = (on_core | above | underscore) & ~flat & ~upright
+    keep = on_core | above | underscore
     beside = (right <= pad * 0.5) | (left >= ink.shape[1] - pad * 0.5)
     keep &= ~beside
     keep[0] = False  # the paper
@@ -264,24 +281,28 @@ def _tighten(
     y1 = min(int(lower[kept].max()), bottom + slack)
     x0, x1 = int(left[kept].min()), int(right[kept].max())
     paper = np.uint8(np.median(crop[~ink])) if not ink.all() else crop[0, 0]
-    clean = _erase(crop, labels, keep, num, paper)
+    clean = _erase(crop, labels, keep, rules, paper)
     air = max(1, round(AIR_SHARE * (y1 - y0)))
-    box = (x0 - air, y0 - air, x1 + air, y1 + air)
+    # A line that happens to have no descenders keeps some of their room.
+    has_descenders = y1 - core_bottom > 0.1 * (y1 - y0)
+    room = air if has_descenders else round(DESCENT_SHARE * (y1 - y0))
+    box = (x0 - air, y0 - air, x1 + air, y1 + room)
     return _cut(clean, box, paper), box, y1 - y0
 
 
 def _erase(
-    crop: Gray, labels: npt.NDArray[np.int32], keep: Mask, num: int, paper: np.uint8
+    crop: Gray, labels: npt.NDArray[np.int32], keep: Mask, rules: Mask, paper: np.uint8
 ) -> Gray:
-    """Paint over the components that are not kept, with their soft edges."""
-    if keep[1:num].all():
+    """Paint over rules and the components that are not kept, with their soft edges."""
+    kept = keep[labels]
+    lost = rules | ((labels > 0) & ~kept)
+    if not lost.any():
         return crop
-    lost = np.isin(labels, np.flatnonzero(~keep[:num])) & (labels > 0)
     kernel = np.ones((3, 3), dtype=np.uint8)
-    lost_mask = cv2.dilate(lost.astype(np.uint8), kernel) > 0
-    kept_mask = cv2.dilate((keep[labels]).astype(np.uint8), kernel) > 0
-    clean = crop.copy()
-    clean[lost_mask & ~(kept_mask & ~lost)] = paper
+    edges = cv2.dilate(lost.astype(np.uint8), kernel) > 0
+    kept_edges = cv2.dilate(kept.astype(np.uint8), kernel) > 0
+    clean: Gray = crop.copy()
+    clean[lost | (edges & ~kept_edges)] = paper
     return clean
 
 

@@ -50,7 +50,7 @@ NUM_VOTES = 9
 """Lines that are asked which way up they are; the longest of a page."""
 UPSIDE_DOWN = 0.6
 """Mean probability from which on a page is read upside down; upright is the safe assumption."""
-TITLE_RATIO = 1.25
+TITLE_RATIO = 1.15
 """Font size, relative to the page's usual one, from which on a paragraph is a title."""
 TITLE_MAX_LINES = 4
 
@@ -63,6 +63,7 @@ class _Line:
 
     crop: LineCrop
     angle: int
+    box_px: float
     requests: list[str] = field(default_factory=list)
     after_gap: list[bool] = field(default_factory=list)
     text: str = ""
@@ -80,9 +81,19 @@ class _Page:
     page: PageImage
     angle: int = 0
     direction: float = 0.0
+    line_px: float = 0.0
     lines: list[_Line] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     error: ErrorRecord | None = None
+
+
+@dataclass(slots=True)
+class _Paragraph:
+    """Lines that become one region; ``keeps_lines`` for rows of a table or a form."""
+
+    lines: list[_Line]
+    kind: RegionType = "text"
+    keeps_lines: bool = False
 
 
 class LineSegmenter:
@@ -143,7 +154,7 @@ class LineSegmenter:
         if len(quads) == 0:
             return
         sizes = np.array([quad_size(quad) for quad in quads])
-        line_px = _usual_height(sizes)
+        plan.line_px = line_px = _usual_height(sizes)
         sideways = _is_sideways(sizes, line_px)
         weights = sizes.max(axis=1)
         page_sideways = bool(weights[sideways].sum() > weights.sum() / 2)
@@ -171,7 +182,7 @@ class LineSegmenter:
             if angle == plan.angle and width < 10 * height:
                 direction = plan.direction
             for crop in crop_lines(gray, own, line_px=line_px, angle=direction):
-                plan.lines.append(_Line(crop, angle))
+                plan.lines.append(_Line(crop, angle, height))
 
 
 def _usual_height(sizes: npt.NDArray[np.float64]) -> float:
@@ -320,47 +331,57 @@ def _regions(plan: _Page) -> Iterator[Region]:
     # Text that runs another way than the page's comes last, each line for itself.
     main = [line for line in kept if line.angle == plan.angle]
     others = [line for line in kept if line.angle != plan.angle]
-    paragraphs: list[tuple[list[_Line], RegionType]] = []
+    paragraphs: list[_Paragraph] = []
     if main:
         boxes = deskewed_boxes(np.stack([line.crop.quad for line in main]), plan.direction)
-        usual = _usual_size(main)
+        sizes = _font_sizes(main, plan.line_px)
         for block in reading_order(boxes):
-            paragraphs += _paragraphs(block, main, boxes, usual)
-    paragraphs += [([line], "text") for line in others]
-    for order, (lines, kind) in enumerate(paragraphs):
-        yield _region(plan.page, order, lines, kind)
+            paragraphs += _paragraphs(block, main, boxes, sizes)
+    paragraphs += [_Paragraph([line]) for line in others]
+    for order, paragraph in enumerate(paragraphs):
+        yield _region(plan.page, order, paragraph)
 
 
-def _usual_size(lines: Sequence[_Line]) -> float:
-    """Return the font size in px that most of a page's text has."""
+def _font_sizes(lines: Sequence[_Line], line_px: float) -> npt.NDArray[np.float64]:
+    """Return the font size of each line in the page's usual one: above 1 is larger print.
+
+    The height of the ink tells it best, but a speck or a drop cap adds to it; a line is only taken
+    to be larger than usual as far as its detected box is, too.
+    """
     sizes = np.array([font_size(line.text, line.crop.ink_px) for line in lines])
     lengths = np.array([max(1, len(line.text)) for line in lines])
     order = np.argsort(sizes, kind="stable")
     total = np.cumsum(lengths[order])
-    return float(sizes[order][int(np.searchsorted(total, total[-1] / 2))])
+    sizes = sizes / sizes[order][int(np.searchsorted(total, total[-1] / 2))]
+    boxes = np.array([line.box_px for line in lines]) / line_px
+    return np.asarray(np.minimum(sizes, np.maximum(boxes, 1.0)))
 
 
 def _paragraphs(
-    block: Block, lines: Sequence[_Line], boxes: npt.NDArray[np.float64], usual: float
-) -> Iterator[tuple[list[_Line], RegionType]]:
+    block: Block,
+    lines: Sequence[_Line],
+    boxes: npt.NDArray[np.float64],
+    sizes: npt.NDArray[np.float64],
+) -> Iterator[_Paragraph]:
     rows = [[lines[i] for i in row] for row in block.rows]
     if block.tabular:
-        yield [_joined(row) for row in rows], "text"
+        yield _Paragraph([_joined(row) for row in rows], keeps_lines=True)
         return
+    em_px = float(np.median([font_size(line.text, line.crop.ink_px) for line in lines]))
     row_boxes = []
     for numbers, row in zip(block.rows, rows, strict=True):
         around = boxes[list(numbers)]
         text = " ".join(filter(None, (line.text for line in row)))
-        size = max(font_size(line.text, line.crop.ink_px) for line in row)
         (x0, y0), (x1, y1) = around[:, :2].min(axis=0), around[:, 2:].max(axis=0)
+        size = float(sizes[list(numbers)].max()) * em_px
         row_boxes.append(LineBox(float(x0), float(y0), float(x1), float(y1), size, text))
     for members in group_paragraphs(row_boxes):
         is_title = (
             len(members) <= TITLE_MAX_LINES
             and len(lines) > len(members)
-            and np.median([row_boxes[i].size for i in members]) >= TITLE_RATIO * usual
+            and np.median([row_boxes[i].size for i in members]) >= TITLE_RATIO * em_px
         )
-        yield [_joined(rows[i]) for i in members], "title" if is_title else "text"
+        yield _Paragraph([_joined(rows[i]) for i in members], "title" if is_title else "text")
 
 
 def _joined(row: Sequence[_Line]) -> _Line:
@@ -384,7 +405,8 @@ def _joined(row: Sequence[_Line]) -> _Line:
     )
 
 
-def _region(page: PageImage, order: int, lines: Sequence[_Line], kind: RegionType) -> Region:
+def _region(page: PageImage, order: int, paragraph: _Paragraph) -> Region:
+    lines = paragraph.lines
     name = f"p{page.index}r{order}"
     boxes = [_bbox(line, page) for line in lines]
     around = boxes[0]
@@ -403,10 +425,10 @@ def _region(page: PageImage, order: int, lines: Sequence[_Line], kind: RegionTyp
     return Region(
         id=name,
         order=order,
-        type=kind,
+        type=paragraph.kind,
         bbox=around,
         angle=lines[0].angle,
-        text=unwrap_lines(text),
+        text=text if paragraph.keeps_lines else unwrap_lines(text),
         lines=tuple(
             TextLine(text=line.text, bbox=box, confidence=line.confidence)
             for line, box in zip(lines, boxes, strict=True)

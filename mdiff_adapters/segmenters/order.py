@@ -27,8 +27,10 @@ PROSE_SHARE = 0.6
 """Share of a column's text, by width, that must be in long lines for the column to be prose."""
 ALIGNED_SHARE = 0.5
 """Share of strips with text on both sides of a gutter from which on it separates cells."""
+WIDE_STEP = 1.8
+"""Distance of rows, in usual ones, at which a table is taken to end."""
 CORE_SHARE = 0.3
-"""Half height, as a share of the box, that tells lines apart; whole boxes of close lines overlap."""
+"""Half height, as a share of the box, that tells lines apart; boxes of close lines overlap."""
 
 _BULLET = re.compile(r"^(?:[•◦▪●○■□‣⁃∙·*–—-]|\(?\d{1,3}[.)]|\[\d{1,3}\]|\(?[a-zA-Z][.)])\s+\S")
 _TALL = re.compile(r"[A-Z0-9bdfhklt()\[\]{}|/\\!?\"'&@#$%]")
@@ -114,14 +116,28 @@ def _order(lines: npt.NDArray[np.intp], boxes: Boxes, height: float) -> list[Blo
                 blocks += _order(right, boxes, height)
                 in_one_column = False
                 continue
-        rows = tuple(row for strip in group for row in _rows(strip, boxes))
-        tabular = gutter is not None and len(rows) > 1
-        if in_one_column and not tabular:
-            # A row with a wide gap in it does not end the column that it stands in.
-            rows = blocks.pop().rows + rows
-        blocks.append(Block(rows, tabular))
-        in_one_column = not tabular
+        for part in _parts([row for strip in group for row in _rows(strip, boxes)], boxes):
+            rows = tuple(part)
+            tabular = len(rows) > 1 and any(len(row) > 1 for row in rows)
+            if in_one_column and not tabular:
+                # A row with a wide gap in it does not end the column that it stands in.
+                rows = blocks.pop().rows + rows
+            blocks.append(Block(rows, tabular and gutter is not None))
+            in_one_column = not blocks[-1].tabular
     return blocks
+
+
+def _parts(rows: list[tuple[int, ...]], boxes: Boxes) -> list[list[tuple[int, ...]]]:
+    """Cut rows where they are much further apart than usual: a table ends, a heading follows."""
+    middle = [float(boxes[list(row), 1::2].mean()) for row in rows]
+    steps = np.diff(middle)
+    usual = float(np.median(steps)) if steps.size else 0.0
+    parts = [[rows[0]]]
+    for row, step in zip(rows[1:], steps.tolist(), strict=True):
+        if step > WIDE_STEP * usual:
+            parts.append([])
+        parts[-1].append(row)
+    return parts
 
 
 def _strips(lines: npt.NDArray[np.intp], boxes: Boxes) -> list[npt.NDArray[np.intp]]:

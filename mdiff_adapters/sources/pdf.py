@@ -178,6 +178,7 @@ class PdfSource(DocumentSource):
         return scale
 
     def _render(self, page: Any, scale: float, index: int) -> Image.Image:
+        _remove_links(page)
         try:
             bitmap = page.render(scale=scale, rev_byteorder=True)
         except (pdfium.PdfiumError, ValueError, MemoryError, RuntimeError) as error:
@@ -243,6 +244,21 @@ def _open_error(error: pdfium.PdfiumError, has_password: bool, source: str) -> D
         hint="check that the download is complete, or save it again",
         source=source,
     )
+
+
+def _remove_links(page: Any) -> None:
+    """Take links off a loaded page: viewers draw a frame around them, paper does not.
+
+    All other annotations (form fields, stamps, notes) are content. The file is not touched.
+    """
+    for number in reversed(range(pdfium_raw.FPDFPage_GetAnnotCount(page.raw))):
+        annotation = pdfium_raw.FPDFPage_GetAnnot(page.raw, number)
+        if not annotation:
+            continue
+        kind = pdfium_raw.FPDFAnnot_GetSubtype(annotation)
+        pdfium_raw.FPDFPage_CloseAnnot(annotation)
+        if kind == pdfium_raw.FPDF_ANNOT_LINK:
+            pdfium_raw.FPDFPage_RemoveAnnot(page.raw, number)
 
 
 def _read_metadata(pdf: Any) -> dict[str, str]:
