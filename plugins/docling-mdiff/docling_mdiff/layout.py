@@ -92,7 +92,10 @@ class MDiffLayoutModel(BaseLayoutModel):
             for (position, shot), parsed in zip(shots.items(), found, strict=True):
                 page = pages[position]
                 report_page(conv_res, STAGE, page.page_no, parsed)
-                predictions[position].clusters = page_clusters(page, shot, parsed)
+                try:
+                    predictions[position].clusters = page_clusters(page, shot, parsed)
+                except Exception as error:  # noqa: BLE001  one page must not lose its batch
+                    record_error(conv_res, STAGE, page.page_no, f"no layout: {error}")
         return predictions
 
 

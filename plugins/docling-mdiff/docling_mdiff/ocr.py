@@ -135,13 +135,17 @@ class MDiffOcrModel(BaseOcrModel):
                 if job is not None:
                     jobs.append(job)
             except Exception as error:  # noqa: BLE001  one page must not lose its batch
-                record_error(conv_res, STAGE, page.page_no, f"not rendered: {error}")
-        self._find_missing_layouts(conv_res, [job for job in jobs if not job.clusters])
-        reads_regions = self._engine.capabilities.text_unit == "region"
-        if reads_regions:
-            self._read_regions(conv_res, jobs)
-        else:
-            self._read_lines(conv_res, jobs)
+                record_error(conv_res, STAGE, page.page_no, f"not prepared: {error}")
+        try:
+            self._find_missing_layouts(conv_res, [job for job in jobs if not job.clusters])
+            if self._engine.capabilities.text_unit == "region":
+                self._read_regions(conv_res, jobs)
+            else:
+                self._read_lines(conv_res, jobs)
+        except Exception as error:
+            logger.exception("OCR of %s failed", conv_res.input.file.name)
+            for job in jobs:
+                record_error(conv_res, STAGE, job.page.page_no, f"not read: {error}")
         for job in jobs:
             self._deliver(conv_res, job)
 

@@ -102,12 +102,14 @@ def render(conv_res: ConversionResult, page: Page, *, scale: float, max_pixels: 
     image = backend.get_page_image(scale=scale)
     if image is None or min(image.size) < 1:
         raise PageError("the page could not be rendered", page=page.page_no - 1)
+    names = document_origin(conv_res)
     page_image = PageImage(
         index=page.page_no - 1,
         label=str(page.page_no),
         image=image.convert("RGB"),
         size_pt=(size.width, size.height),
-        **document_origin(conv_res),
+        source=names["source"],
+        stem=names["stem"],
     )
     whole = BoundingBox(l=0.0, t=0.0, r=size.width, b=size.height, coord_origin=CoordOrigin.TOPLEFT)
     return Shot(page_image, whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from docling_mdiff.pages import Shot, is_ready, render
 from docling_mdiff.reading import read_clusters, region_problem
 from mdiff_adapters.document import Region
 from mdiff_adapters.tables import Table
+
+logger = logging.getLogger(__name__)
 
 STAGE = "mdiff_table"
 
@@ -70,8 +73,14 @@ class MDiffTableModel(BaseTableStructureModel):
         Where it has none, the text becomes a table of one column.
         """
         with TimeRecorder(conv_res, "table_structure"):
-            self._read_missing(conv_res, pages)
-            return [self._predict(conv_res, page) for page in pages]
+            try:
+                self._read_missing(conv_res, pages)
+                return [self._predict(conv_res, page) for page in pages]
+            except Exception as error:
+                logger.exception("tables of %s failed", conv_res.input.file.name)
+                for page in pages:
+                    record_error(conv_res, STAGE, page.page_no, f"tables not read: {error}")
+                return [TableStructurePrediction() for _ in pages]
 
     def _read_missing(self, conv_res: ConversionResult, pages: Sequence[Page]) -> None:
         """Read the tables that no other stage has read, all pages in one call."""

@@ -744,6 +744,28 @@ def test_a_page_that_cannot_be_rendered_costs_no_other_page(use, tmp_path, monke
     assert "page 1 region 0." in markdown(result) and "page 3 region 1." in markdown(result)
 
 
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("docling_mdiff.ocr.read_clusters", "not read: a bug"),
+        ("docling_mdiff.table.to_table_element", "tables not read: a bug"),
+        ("docling_mdiff.layout.page_clusters", "no layout: a bug"),
+        ("docling_mdiff.ocr.MDiffOcrModel.get_ocr_rects", "not prepared: a bug"),
+    ],
+)
+def test_even_a_bug_of_ours_loses_no_page(use, tmp_path, monkeypatch, broken, message):
+    def bug(*args, **kwargs):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(broken, bug)
+    layout = record("100 100 900 300", "text") + record("100 400 900 700", "table")
+    use(ScriptedEngine(answers(layout, table="<fcel>a<fcel>b<nl>")))
+    result = converter().convert(scan(tmp_path / "scan.pdf", num_pages=2), raises_on_error=False)
+    assert result.status is ConversionStatus.PARTIAL_SUCCESS
+    assert set(result.document.pages) == {1, 2} and len(result.pages) == 2
+    assert {(e.page_no, e.error_message) for e in result.errors} == {(1, message), (2, message)}
+
+
 def test_a_document_deadline_stops_asking_and_keeps_what_is_there(use, tmp_path):
     engine = use(ScriptedEngine(answers(PAGE), delay_s=0.15))
     started = time.monotonic()
