@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from mdiff_core.errors import TrainingError
+from mdiff_core.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
 
 _STATE = re.compile(r"state-(\d{8})\.pt")
 LOG_NAME = "log.jsonl"
+_EXACT_TABLES = ("model", "objective", "optim", "lora", "data")
+_EXACT_RUN = ("steps", "seed", "batch_size", "micro_batch", "dtype")
 
 
 def save_state(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
@@ -76,6 +79,29 @@ def load_state(folder: Path) -> dict[str, Any] | None:
             hint="start over with --fresh",
         )
     return None
+
+
+def exact_settings(config: TrainConfig) -> str:
+    """Return what must not change between the parts of a run, as JSON."""
+    plain = config.to_dict()
+    kept: dict[str, Any] = {table: plain[table] for table in _EXACT_TABLES}
+    kept["run"] = {name: plain["run"][name] for name in _EXACT_RUN}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
+    """Return which settings of a saved run differ from those of ``config``, each as a text."""
+    current = json.loads(exact_settings(config))
+    found = []
+    for table, values in current.items():
+        if isinstance(values, list):
+            if values != saved[table]:
+                found.append(f"[[{table}]]")
+            continue
+        for name, value in values.items():
+            if saved[table].get(name) != value:
+                found.append(f"{table}.{name} = {saved[table].get(name)!r}, now {value!r}")
+    return found
 
 
 class Journal:

@@ -10,31 +10,35 @@ from __future__ import annotations
 import json
 import logging
 import platform
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from mdiff_core.engine import choose_dtype
 from mdiff_core.errors import TrainingError
-from mdiff_core.training.batch import Batch, Encoder
+from mdiff_core.training.batch import Batch
 from mdiff_core.training.build import build_model, export_checkpoint, plain_model
 from mdiff_core.training.config import TrainConfig
 from mdiff_core.training.data.sample import generator
 from mdiff_core.training.data.sources import build_stream
-from mdiff_core.training.data.stream import SampleStream
 from mdiff_core.training.distributed import Processes, join_processes
+from mdiff_core.training.loading import MicroBatches, load_in_order, stop_on_signals
 from mdiff_core.training.objective import losses
 from mdiff_core.training.optim import MasterOptimizer, learning_rate
-from mdiff_core.training.state import LOG_NAME, Journal, load_state, save_state, state_files
+from mdiff_core.training.state import (
+    LOG_NAME,
+    Journal,
+    differences,
+    exact_settings,
+    load_state,
+    save_state,
+    state_files,
+)
 from mdiff_core.training.validate import Validation, validate
 
 logger = logging.getLogger(__name__)
@@ -42,8 +46,6 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 MAX_SKIPPED = 20
 """Steps in a row with a gradient that is not finite, after which a run gives up."""
-_EXACT_TABLES = ("model", "objective", "optim", "lora", "data")
-_EXACT_RUN = ("steps", "seed", "batch_size", "micro_batch", "dtype")
 _FIELDS = ("loss", "accuracy", "named", "guided")
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -64,22 +66,6 @@ class Outcome:
     finished: bool
     checkpoint: Path | None
     validation: Validation | None
-
-
-class _MicroBatches(Dataset[Batch]):
-    """Micro-batch ``i`` of the whole run: samples ``i * size`` to ``(i + 1) * size - 1``."""
-
-    def __init__(self, stream: SampleStream, encoder: Encoder, size: int) -> None:
-        self._stream, self._encoder, self._size = stream, encoder, size
-
-    def __getitem__(self, index: int) -> Batch:
-        first = index * self._size
-        numbers = range(first, first + self._size)
-        return self._encoder.batch([self._encoder.encode(self._stream[i], i) for i in numbers])
-
-
-def _alone(batch: list[Batch]) -> Batch:
-    return batch[0]
 
 
 class Trainer:
@@ -110,10 +96,7 @@ class Trainer:
         self.model, self._codec = build_model(config, device=processes.device, dtype=dtype)
         shapes = self.model.config
         self._check_guide()
-        self._stream = build_stream(
-            config.data, shapes.capabilities, seed=run.seed, group=run.micro_batch
-        )
-        self._encoder = Encoder(shapes, self._codec, config.objective, run.seed)
+        self._data = MicroBatches(config, shapes)
         self.optimizer = MasterOptimizer(self.model, config.optim, run.steps)
         self.step, self._skipped = 0, 0
         # (sum, count) of each loss since the last line of the log; saved along.
@@ -147,7 +130,7 @@ class Trainer:
         validation = None
         since, since_step = time.monotonic(), self.step
         try:
-            with _signals(self._request_stop):
+            with stop_on_signals(self._request_stop):
                 batches = self.micro_batches()
                 while self.step < run.steps:
                     record = self._take_step(batches)
@@ -263,7 +246,7 @@ class Trainer:
 
     def _describe(self) -> dict[str, Any]:
         sources = {
-            source.name: getattr(source, "fingerprint", "") for source in self._stream.sources
+            source.name: getattr(source, "fingerprint", "") for source in self._data.stream.sources
         }
         return {
             "config": self.config.to_dict(),
@@ -289,15 +272,7 @@ class Trainer:
             for step in range(first, run.steps)
             for number in range(processes.rank, per_step, processes.count)
         ]
-        loader: DataLoader[Batch] = DataLoader(
-            _MicroBatches(self._stream, self._encoder, run.micro_batch),
-            sampler=order,
-            batch_size=1,
-            collate_fn=_alone,
-            num_workers=run.workers,
-            prefetch_factor=4 if run.workers else None,
-        )
-        return iter(loader)
+        return load_in_order(self._data, order, run.workers)
 
     def _dropout_seed(self, number: int) -> int:
         run, processes = self.config.run, self._processes
@@ -338,7 +313,7 @@ class Trainer:
                 "format": FORMAT,
                 "step": self.step,
                 "samples": self.step * run.batch_size,
-                "settings": _exact_settings(self.config),
+                "settings": exact_settings(self.config),
                 "sums": self._sums.cpu(),
                 **self.optimizer.state_dict(),
             }
@@ -354,7 +329,7 @@ class Trainer:
                 f"the state in {self._states} is of format {state['format']}, this is {FORMAT}",
                 hint="finish the run with the version that began it, or start over with --fresh",
             )
-        differing = _differences(json.loads(state["settings"]), self.config)
+        differing = differences(json.loads(state["settings"]), self.config)
         if differing:
             raise TrainingError(
                 f"the run in {self.config.run.out} was begun with other settings: "
@@ -415,51 +390,3 @@ def _fade(pair: tuple[float, float], step: int, num_steps: int) -> float:
     """Return the weight of an auxiliary loss: linear from its first to its last value."""
     first, last = pair
     return first + (last - first) * step / max(1, num_steps - 1)
-
-
-def _exact_settings(config: TrainConfig) -> str:
-    """Return what must not change between the parts of a run, as JSON."""
-    plain = config.to_dict()
-    kept: dict[str, Any] = {table: plain[table] for table in _EXACT_TABLES}
-    kept["run"] = {name: plain["run"][name] for name in _EXACT_RUN}
-    return json.dumps(kept, sort_keys=True, default=str)
-
-
-def _differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    current = json.loads(_exact_settings(config))
-    found = []
-    for table, values in current.items():
-        if isinstance(values, list):
-            if values != saved[table]:
-                found.append(f"[[{table}]]")
-            continue
-        for name, value in values.items():
-            if saved[table].get(name) != value:
-                found.append(f"{table}.{name} = {saved[table].get(name)!r}, now {value!r}")
-    return found
-
-
-@contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a wish to stop after the step; the second one acts."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        logger.warning("signal %d: the run ends after this step, saved", number)
-        stop()
-        restore()
-
-    def restore() -> None:
-        for name, old in previous.items():
-            signal.signal(name, old)
-
-    previous: dict[int, Any] = {}
-    try:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            previous[name] = signal.signal(name, handle)
-    except ValueError:
-        # Not the main thread: signals are somebody else's.
-        previous = {}
-    try:
-        yield
-    finally:
-        restore()

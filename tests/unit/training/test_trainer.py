@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from mdiff_core.training.build import build_model, plain_model
 from mdiff_core.training.config import OptimConfig
 from mdiff_core.training.data import build_source
 from mdiff_core.training.distributed import Processes
+from mdiff_core.training.loading import MicroBatches
 from mdiff_core.training.objective import losses
 from mdiff_core.training.optim import MasterOptimizer, learning_rate
 from mdiff_core.training.state import LOG_NAME, read_log, state_files
@@ -151,6 +153,8 @@ def test_the_time_limit_ends_the_run_saved(make_config: MakeConfig) -> None:
     assert train(config).step == 2
 
 
+# Python 3.12 warns of forks beside threads; workers touch none of torch's.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_workers_change_nothing(make_config: MakeConfig) -> None:
     run = {"steps": 4}
     alone = make_config("alone", run=run)
@@ -158,6 +162,29 @@ def test_workers_change_nothing(make_config: MakeConfig) -> None:
     train(alone)
     train(several)
     assert_same_run(alone, several)
+
+
+def test_data_can_be_sent_to_processes_that_are_not_forked(make_config: MakeConfig) -> None:
+    trainer = Trainer(make_config(), ALONE)
+    data = MicroBatches(trainer.config, trainer.model.config)
+    one, other = data[3], pickle.loads(pickle.dumps(data))[3]
+    assert torch.equal(one.pixels, other.pixels) and torch.equal(one.ids, other.ids)
+    assert torch.equal(one.targets, other.targets)
+
+
+def test_a_model_of_single_tokens_is_autoregressive(make_config: MakeConfig) -> None:
+    """The twin for Semantic Shuffle: every token from those before it."""
+    config = make_config(
+        run={"steps": 2},
+        objective={"block_length": 1, "form": "all"},
+        validation={"samples": 1},
+        model={**SMALL_MODEL, "mdiff": {"segment_px": [224, 28], "max_tokens": {"text": 4}}},
+    )
+    outcome = train(config)
+    assert outcome.validation is not None
+    assert 0 < outcome.validation.tokens_per_forward <= 1
+    batch = MicroBatches(config, build_model(config, device=CPU, dtype=torch.float32)[0].config)[0]
+    assert (batch.ids[batch.kinds == 2] == 262).all()
 
 
 def test_micro_batches_give_the_gradient_of_the_whole_batch(make_config: MakeConfig) -> None:

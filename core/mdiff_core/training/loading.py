@@ -1,0 +1,108 @@
+"""Micro-batches by number, drawn in worker processes, and the signals that end a run."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from mdiff_core.checkpoint import resolve_checkpoint
+from mdiff_core.models.config import ModelConfig
+from mdiff_core.prompts import Codec
+from mdiff_core.training.batch import Batch, Encoder
+from mdiff_core.training.config import TrainConfig
+from mdiff_core.training.data.sources import build_stream
+
+logger = logging.getLogger(__name__)
+
+PREFETCH = 4
+"""Micro-batches that each worker keeps ready."""
+
+
+class MicroBatches(Dataset[Batch]):
+    """Micro-batch ``i`` of a run: samples ``i * micro_batch`` up to the next one's first.
+
+    Args:
+        config: Settings of the run.
+        shapes: Of the network that is trained.
+    """
+
+    def __init__(self, config: TrainConfig, shapes: ModelConfig) -> None:
+        run = config.run
+        self._config, self._shapes, self._size = config, shapes, run.micro_batch
+        base = resolve_checkpoint(config.model.base)
+        codec = Codec.from_folder(base, image_token_id=shapes.image_token_id)
+        self.stream = build_stream(
+            config.data, shapes.capabilities, seed=run.seed, group=run.micro_batch
+        )
+        self._encoder = Encoder(shapes, codec, config.objective, run.seed)
+
+    def __getitem__(self, index: int) -> Batch:
+        first = index * self._size
+        numbers = range(first, first + self._size)
+        return self._encoder.batch([self._encoder.encode(self.stream[i], i) for i in numbers])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Templates and fonts do not travel to processes that are not forked; settings do.
+        return (MicroBatches, (self._config, self._shapes))
+
+
+def _plain_signals(worker: int) -> None:
+    """Undo the run's handlers in a worker: the training process alone decides when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _alone(batch: list[Batch]) -> Batch:
+    return batch[0]
+
+
+def load_in_order(data: MicroBatches, order: Sequence[int], workers: int) -> Iterator[Batch]:
+    """Return micro-batches in a given order.
+
+    Args:
+        data: The micro-batches.
+        order: Their numbers.
+        workers: Processes that draw them; 0 draws in this one.
+    """
+    loader: DataLoader[Batch] = DataLoader(
+        data,
+        sampler=order,
+        batch_size=1,
+        collate_fn=_alone,
+        num_workers=workers,
+        prefetch_factor=PREFETCH if workers else None,
+        worker_init_fn=_plain_signals,
+    )
+    return iter(loader)
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into a wish to stop after the step; the second one acts."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        logger.warning("signal %d: the run ends after this step, saved", number)
+        stop()
+        restore()
+
+    def restore() -> None:
+        for name, old in previous.items():
+            signal.signal(name, old)
+
+    previous: dict[int, Any] = {}
+    try:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            previous[name] = signal.signal(name, handle)
+    except ValueError:
+        # Not the main thread: signals are somebody else's.
+        previous = {}
+    try:
+        yield
+    finally:
+        restore()
