@@ -180,7 +180,14 @@ def _open(file: BinaryIO, source: str) -> Image.Image:
         image = Image.open(file, formats=[name for name in _FORMATS if name in Image.OPEN])
     except UnidentifiedImageError as error:
         file.seek(0)
-        raise refusal(file.read(HEAD_BYTES), source) from error
+        head = file.read(HEAD_BYTES)
+        if b"\0" not in head:  # text that happens to begin like an image
+            raise refusal(head, source) from error
+        raise CorruptDocumentError(
+            "the image is damaged: it begins like one, but cannot be decoded",
+            hint="check that the download is complete",
+            source=source,
+        ) from error
     _check_pixels(image, source, None)
     return image
 

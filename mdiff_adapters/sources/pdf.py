@@ -164,8 +164,11 @@ class PdfSource(DocumentSource):
         limits = self._limits
         wanted = limits.dpi / _POINTS_PER_INCH
         # The bitmap's sides are rounded up, which a page at the limit must have room for.
-        fitting = math.sqrt(limits.max_pixels / (width * height)) * 0.999
-        scale = min(wanted, fitting, limits.max_side_px / max(width, height))
+        fitting = min(
+            math.sqrt(limits.max_pixels / (width * height)),
+            limits.max_side_px / max(width, height),
+        )
+        scale = min(wanted, fitting * 0.999)
         dpi = scale * _POINTS_PER_INCH
         if dpi < min(limits.min_dpi, limits.dpi):
             raise InputTooLargeError(
@@ -206,6 +209,9 @@ class PdfSource(DocumentSource):
 
 
 def _open_pdf(file: BinaryIO, password: str | None, source: str) -> Any:
+    # PDFium sets no error where it finds no page, and the one of an earlier document stays. A file
+    # that does not exist sets one that our own files never do.
+    pdfium_raw.FPDF_LoadDocument(b"", None)
     try:
         return pdfium.PdfDocument(file, password=password)
     except pdfium.PdfiumError as error:
@@ -226,8 +232,7 @@ def _open_error(error: pdfium.PdfiumError, has_password: bool, source: str) -> D
         return PasswordRequiredError(
             "the PDF is encrypted", hint="give its password with password=", source=source
         )
-    if code == pdfium_raw.FPDF_ERR_SUCCESS:
-        # PDFium found a document, and no page in it.
+    if code in (pdfium_raw.FPDF_ERR_SUCCESS, pdfium_raw.FPDF_ERR_FILE):
         return EmptyDocumentError(
             "the PDF has no pages that can be read",
             hint="its page tree is empty or damaged; save it again from the program that made it",

@@ -144,7 +144,7 @@ def safe_stem(name: str) -> str:
     """
     last = re.split(r"[/\\]", name.split("?")[0] if "://" in name else name)[-1]
     stem = display_name(os.path.splitext(last)[0]).replace("\0", "").strip()
-    if not stem or stem in (".", ".."):
+    if not stem or stem in (".", "..") or re.fullmatch("<.*>", stem):  # <bytes>, <file>
         return "document"
     encoded = stem.encode()
     if len(encoded) <= MAX_STEM_BYTES:

@@ -1,0 +1,134 @@
+"""Pieces of text lines: held to the pieces that the shipped checkpoint was trained with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mdiff_core.errors import ImageError
+from mdiff_core.segments import cut_line, ink_columns, prepare_line, prepare_piece
+
+CANVAS: dict[str, Any] = {"segment_px": (896, 28), "stretch": 2.4}
+
+
+def line(*runs: tuple[int, int], height: int = 28, paper: int = 255, ink: int = 0) -> np.ndarray:
+    """A line whose columns are ink or paper, from runs of (ink columns, paper columns)."""
+    parts = []
+    for dark, light in runs:
+        band = np.full((height, dark), paper, dtype=np.uint8)
+        band[height // 3 : height // 3 + height // 4] = ink
+        parts += [band, np.full((height, light), paper, dtype=np.uint8)]
+    return np.concatenate(parts, axis=1)
+
+
+def test_prepared_pieces_are_pixel_equal_to_the_recorded_ones(shared_dir: Path) -> None:
+    runs = json.loads((shared_dir / "golden" / "tiny" / "runs.json").read_text())
+    files: dict[str, list[str]] = {}
+    for entry in json.loads((shared_dir / "lines" / "lines.json").read_text()):
+        files.setdefault(entry["text"], []).append(entry["file"])
+    for run in runs:
+        number = int(run["image"][3])
+        recorded = np.asarray(Image.open(shared_dir / "golden" / "tiny" / run["image"]))
+        differences = []
+        # One text may stand on several lines; one of them is the recorded one.
+        for file in files[run["line"]]:
+            gray = np.asarray(Image.open(shared_dir / "lines" / file).convert("L"))
+            pieces = prepare_line(gray, **CANVAS)
+            if number < len(pieces):
+                own = np.asarray(pieces[number][0]).astype(int)
+                differences.append(int(np.abs(own - recorded).max()))
+        assert min(differences) == 0, run["image"]
+
+
+def test_a_short_line_is_one_piece_at_the_left_margin() -> None:
+    [(image, after_gap)] = prepare_line(line((20, 5)), **CANVAS)
+    assert (image.size, image.mode, after_gap) == ((896, 28), "RGB", False)
+    dark = np.flatnonzero((np.asarray(image)[:, :, 0] < 128).any(axis=0))
+    assert 5 <= dark[0] <= 7
+    assert 6 + 20 * 2.4 - 3 <= dark[-1] <= 6 + 20 * 2.4 + 1
+
+
+def test_a_long_line_is_cut_in_the_middle_of_its_widest_gap() -> None:
+    # 300 px stretched to 720: gaps of 10 (24 stretched) and 16 (38) lie in the cut zone.
+    gray = line((200, 10), (80, 16), (200, 0))
+    first, second = cut_line(gray, **CANVAS)
+    cut = round((200 + 10 + 80 + 8) * 2.4)
+    assert first.pixels.shape[1] == pytest.approx(cut, abs=2)
+    assert (first.after_gap, second.after_gap) == (False, True)
+    assert first.pixels.shape[1] + second.pixels.shape[1] == round(gray.shape[1] * 2.4)
+
+
+def test_ink_without_a_gap_is_cut_through_and_joined_without_a_space() -> None:
+    pieces = cut_line(line((900, 0)), **CANVAS)
+    assert [piece.after_gap for piece in pieces] == [False] * len(pieces)
+    assert len(pieces) >= 3
+    assert all(piece.pixels.shape[1] <= 880 for piece in pieces)
+
+
+def test_light_text_on_dark_paper_is_cut_at_the_same_places() -> None:
+    runs = ((200, 10), (80, 16), (200, 0))
+    dark = cut_line(line(*runs), **CANVAS)
+    light = cut_line(line(*runs, paper=0, ink=255), **CANVAS)
+    assert [p.pixels.shape for p in dark] == [p.pixels.shape for p in light]
+    assert [p.background for p in light] == [0, 0]
+
+
+def test_pale_text_counts_as_ink() -> None:
+    assert ink_columns(line((10, 30), paper=200, ink=170), 200).sum() == 10
+
+
+@pytest.mark.parametrize("paper", [0, 128, 255])
+def test_a_line_without_ink_has_no_pieces(paper: int) -> None:
+    assert cut_line(np.full((30, 500), paper, dtype=np.uint8), **CANVAS) == []
+
+
+def test_wide_paper_before_and_after_the_text_is_left_out() -> None:
+    blank = np.full((28, 2000), 255, dtype=np.uint8)
+    gray = np.concatenate([blank, line((30, 0)), blank], axis=1)
+    [piece] = cut_line(gray, **CANVAS)
+    ink = np.flatnonzero((piece.pixels < 128).any(axis=0))
+    assert ink[0] < 60
+    assert piece.pixels.shape[1] <= 880
+
+
+def test_the_canvas_comes_from_the_arguments() -> None:
+    [piece] = cut_line(line((20, 0)), segment_px=(448, 56), stretch=1.0)
+    assert piece.pixels.shape == (56, 40)
+    assert prepare_piece(piece, segment_px=(448, 56)).size == (448, 56)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [np.zeros((0, 5), np.uint8), np.zeros((5, 0), np.uint8), np.zeros((5, 5, 3), np.uint8),
+     np.zeros((5, 5), np.float32)],
+)  # fmt: skip
+def test_what_is_no_grey_line_is_refused(bad: np.ndarray) -> None:
+    with pytest.raises(ImageError, match="grey uint8"):
+        cut_line(bad, **CANVAS)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    runs=st.lists(st.tuples(st.integers(1, 400), st.integers(0, 80)), min_size=1, max_size=8),
+    height=st.integers(12, 90),
+)
+def test_pieces_fit_the_canvas_and_lose_no_ink(runs: list[tuple[int, int]], height: int) -> None:
+    gray = line(*runs, height=height)
+    pieces = cut_line(gray, **CANVAS)
+    width = max(1, round(gray.shape[1] * 28 / height * 2.4))
+    whole = np.asarray(Image.fromarray(gray).resize((width, 28), Image.Resampling.BICUBIC))
+    # Where ink fills most of the line, the median is the ink and the paper is what stands out.
+    expected = int(ink_columns(whole, float(np.median(whole))).sum())
+    kept = sum(int(ink_columns(p.pixels, p.background).sum()) for p in pieces)
+    assert kept == expected
+    for piece in pieces:
+        assert piece.pixels.shape[0] == 28
+        assert piece.pixels.shape[1] <= 880
+        assert prepare_piece(piece, segment_px=(896, 28)).size == (896, 28)
