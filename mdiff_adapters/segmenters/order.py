@@ -21,6 +21,10 @@ Boxes = npt.NDArray[np.float64]
 
 MIN_GUTTER = 0.5
 """Narrowest gutter between columns, in line heights."""
+MIN_SIDE_BY_SIDE = 0.3
+"""Least height that columns share, in line heights."""
+MAX_LOOK_BACK = 40
+"""Strips that are looked back at for the beginning of columns."""
 LONG_FRAGMENT = 8.0
 """Lines from this width on, in line heights, are prose and not cells of a table."""
 PROSE_SHARE = 0.6
@@ -108,7 +112,8 @@ def _order(lines: npt.NDArray[np.intp], boxes: Boxes, height: float) -> list[Blo
     for group in _groups(_strips(lines, boxes), boxes, height):
         members = np.concatenate(group)
         gutter = _widest_gutter(boxes[members], height)
-        if gutter is not None:
+        # A single row is read from left to right whatever stands in it.
+        if gutter is not None and len(group) > 1:
             is_left = (boxes[members, 0] + boxes[members, 2]) / 2 < gutter
             left, right = members[is_left], members[~is_left]
             if not _are_cells(group, left, right, boxes, height):
@@ -160,35 +165,53 @@ def _groups(
 ) -> list[list[npt.NDArray[np.intp]]]:
     """Group neighbouring strips: as long as they share a gutter, and those that have none."""
     groups: list[list[npt.NDArray[np.intp]]] = []
-    shares_gutter: list[bool] = []
+    with_gutter: list[bool] = []
+
+    def shared(members: list[npt.NDArray[np.intp]]) -> bool:
+        return _widest_gutter(boxes[np.concatenate(members)], height) is not None
+
     for strip in strips:
-        if groups:
-            together = np.concatenate([*groups[-1], strip])
-            has_gutter = _widest_gutter(boxes[together], height) is not None
-            if has_gutter:
-                groups[-1].append(strip)
-                shares_gutter[-1] = True
-                continue
-            alone = _widest_gutter(boxes[strip], height) is not None
-            if not alone and not shares_gutter[-1]:
-                groups[-1].append(strip)
-                continue
+        alone = shared([strip])
+        if groups and shared([*groups[-1], strip]):
+            groups[-1].append(strip)
+            with_gutter[-1] = True
+            continue
+        if groups and not alone and not with_gutter[-1]:
+            # Columns may have begun before: below a title, the lines of two columns that do not
+            # stand side by side come one by one.
+            last = groups[-1]
+            for start in range(max(1, len(last) - MAX_LOOK_BACK), len(last)):
+                if shared([*last[start:], strip]):
+                    groups[-1:] = [last[:start], [*last[start:], strip]]
+                    with_gutter.append(True)
+                    break
+            else:
+                last.append(strip)
+            continue
         groups.append([strip])
-        shares_gutter.append(_widest_gutter(boxes[strip], height) is not None)
+        with_gutter.append(alone)
     return groups
 
 
 def _widest_gutter(boxes: Boxes, height: float) -> float | None:
-    """Return the middle of the widest vertical gap that no box reaches into, or None."""
+    """Return the middle of the widest vertical gap between boxes that stand side by side.
+
+    No box reaches into the gap, and what is left of it and what is right of it share a stretch of
+    the page from top to bottom: a date on the right above an address on the left has no gutter.
+    """
     order = np.argsort(boxes[:, 0], kind="stable")
     starts, reach = boxes[order, 0], np.maximum.accumulate(boxes[order, 2])
     gaps = starts[1:] - reach[:-1]
-    if gaps.size == 0:
-        return None
-    best = int(np.argmax(gaps))
-    if gaps[best] < MIN_GUTTER * height:
-        return None
-    return float(starts[best + 1] + reach[best]) / 2
+    for at in np.argsort(-gaps, kind="stable").tolist():
+        if gaps[at] < MIN_GUTTER * height:
+            break
+        left, right = boxes[order[: at + 1]], boxes[order[at + 1 :]]
+        side_by_side = min(left[:, 3].max(), right[:, 3].max()) - max(
+            left[:, 1].min(), right[:, 1].min()
+        )
+        if side_by_side >= MIN_SIDE_BY_SIDE * height:
+            return float(starts[at + 1] + reach[at]) / 2
+    return None
 
 
 def _are_cells(
@@ -304,14 +327,18 @@ def _is_other_size(before: LineBox, line: LineBox) -> bool:
 
 
 def _is_indented(lines: Sequence[LineBox], paragraph: Sequence[int], i: int) -> bool:
-    """Tell whether line ``i`` begins further right than the lines around it do."""
+    """Tell whether line ``i`` begins further right than the line before, as paragraphs do."""
     line, before = lines[i], lines[i - 1]
-    if line.x0 - before.x0 < 0.8 * line.size:
+    if line.x0 - before.x0 < 0.8 * line.size or _are_centred(before, line):
         return False
-    following = lines[i + 1] if i + 1 < len(lines) else None
-    # A hanging list item or quotation goes on at its own indent; a first line's indent does not.
-    hangs = following is not None and following.x0 - line.x0 > -0.5 * line.size
-    return not (hangs and _BULLET.match(lines[paragraph[0]].text) is not None)
+    # The lines of a list item hang: all but the first begin further right.
+    first = lines[paragraph[0]]
+    return not (len(paragraph) == 1 and _BULLET.match(first.text) is not None)
+
+
+def _are_centred(before: LineBox, line: LineBox) -> bool:
+    apart = abs((before.x0 + before.x1) - (line.x0 + line.x1)) / 2
+    return apart < 0.5 * line.size and abs(before.x0 - line.x0) > 1.5 * line.size
 
 
 def _ended_early(before: LineBox, line: LineBox, right: float) -> bool:
@@ -321,8 +348,6 @@ def _ended_early(before: LineBox, line: LineBox, right: float) -> bool:
         return False
     letter = (line.x1 - line.x0) / max(1, len(line.text))
     needed = (len(words[0]) + 1) * letter
-    centred = abs((before.x0 + before.x1) - (line.x0 + line.x1)) / 2 < 0.5 * line.size
-    shifted = abs(before.x0 - line.x0) > 1.5 * line.size
-    if centred and shifted:
+    if _are_centred(before, line):
         return False
     return before.x1 + needed + 0.6 * line.size < right

@@ -151,7 +151,7 @@ def test_fsspec_by_url_and_by_file_system() -> None:
         assert (document.source, document.stem) == ("memory://folder/two.pdf", "two")
     with open_source("/folder/two.pdf", fs=fs) as document:
         assert document.num_pages == 2
-    with pytest.raises(DocumentNotFoundError, match="none.pdf"):
+    with pytest.raises(DocumentNotFoundError, match=r"none\.pdf"):
         open_source("memory://folder/none.pdf")
     with pytest.raises(UnsupportedDocumentError, match="folder"):
         open_source("/folder", fs=fs)

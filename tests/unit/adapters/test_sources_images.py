@@ -289,9 +289,8 @@ def test_a_damaged_frame_costs_only_itself() -> None:
 
 def test_a_cut_jpeg_fails_its_page() -> None:
     data = encode(Image.effect_noise((300, 300), 80), "JPEG")
-    with open_source(data[: len(data) // 2], name="cut.jpg") as document:
-        with pytest.raises(PageError, match="truncated"):
-            document.load(0)
+    with pytest.raises(PageError, match=r"cut\.jpg, page 1: .*truncated"):
+        load(data[: len(data) // 2], name="cut.jpg")
 
 
 def huge_png(width: int, height: int) -> bytes:
@@ -322,7 +321,7 @@ def test_star_11_bombs_are_typed_and_pillows_limit_stays(data: bytes) -> None:
     with warnings.catch_warnings():
         # 12000 x 10000 is in the zone where Pillow only warns; the test run makes that an error.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        with pytest.raises(InputTooLargeError, match="bomb.png") as caught:
+        with pytest.raises(InputTooLargeError, match=r"bomb\.png") as caught:
             load(data, name="bomb.png")
     assert limit == Image.MAX_IMAGE_PIXELS
     assert caught.value.hint

@@ -299,9 +299,11 @@ def test_the_real_files_open_or_say_why(shared_dir: Path) -> None:
     folder = shared_dir / "realdocs"
     with pytest.raises(EmptyDocumentError):
         open_source(folder / "poppler-395-0-fuzzed.pdf")
-    with open_source(folder / "poppler-85140-0.pdf") as document:
-        with pytest.raises(InputTooLargeError):
-            document.load(0)
+    with (
+        open_source(folder / "poppler-85140-0.pdf") as document,
+        pytest.raises(InputTooLargeError),
+    ):
+        document.load(0)
     with pytest.raises(PasswordRequiredError):
         open_source(folder / "user-password_asdfzxcv.pdf")
     with open_source(folder / "user-password_asdfzxcv.pdf", password="asdfzxcv") as document:
