@@ -152,10 +152,14 @@ def parse(
                 _draw(parser, file, password, document, layout_image, many=len(files) > 1)
             for page in document.pages:
                 if page.error is not None:
-                    console.print(f"error: {page.error.message}", style="red", markup=False)
+                    console.print(
+                        f"error: {page.error.message}", style="red", markup=False, soft_wrap=True
+                    )
                     failed = True
             if not quiet:
-                console.print(_summary(document, seconds, parser), style="dim", markup=False)
+                console.print(
+                    _summary(document, seconds, parser), style="dim", markup=False, soft_wrap=True
+                )
         failed |= outcome.failed
     if failed:
         raise typer.Exit(1)
