@@ -12,7 +12,7 @@ from docling.datamodel.base_models import Table as TableElement
 from docling_core.types.doc import BoundingBox, DocItemLabel
 from docling_core.types.doc.page import BoundingRectangle, TextCell
 
-from docling_mdiff.pages import Shot
+from docling_mdiff.pages import to_points
 from mdiff_adapters.document import Region, RegionType
 from mdiff_adapters.export.docling import LABELS as EXPORT_LABELS
 from mdiff_adapters.export.docling import table_data
@@ -43,7 +43,7 @@ class MDiffCluster(Cluster):
 
 
 def to_cluster(
-    region: Region, cluster_id: int, shot: Shot, label: DocItemLabel | None = None
+    region: Region, cluster_id: int, whole: BoundingBox, label: DocItemLabel | None = None
 ) -> MDiffCluster:
     """Return the raw cluster of a region.
 
@@ -52,13 +52,13 @@ def to_cluster(
     Args:
         region: The region.
         cluster_id: Number of the cluster on its page.
-        shot: The image that the region is a part of.
+        whole: Box of the page.
         label: docling's label where it is not that of the region's type.
     """
     return MDiffCluster(
         id=cluster_id,
         label=label or LABELS[region.type],
-        bbox=shot.to_points(region.bbox),
+        bbox=to_points(region.bbox, whole),
         confidence=1.0,
         angle=region.angle,
         region_type=region.type,
@@ -91,7 +91,7 @@ def slices(box: BoundingBox, count: int) -> list[BoundingBox]:
     ]
 
 
-def region_cells(region: Region, box: BoundingBox, shot: Shot) -> list[TextCell]:
+def region_cells(region: Region, box: BoundingBox, whole: BoundingBox) -> list[TextCell]:
     """Return what was read in a region as docling's cells, in reading order.
 
     Lines have their own boxes where they are known. Otherwise the rows of a table and the lines
@@ -100,14 +100,14 @@ def region_cells(region: Region, box: BoundingBox, shot: Shot) -> list[TextCell]
     Args:
         region: The region.
         box: Box of its cluster, in points.
-        shot: The image in which its line boxes are fractions.
+        whole: Box of the page, of which the boxes of its lines are fractions.
 
     Returns:
         The cells; none where nothing was read.
     """
     if region.lines:
         return [
-            to_cell(line.text, shot.to_points(line.bbox), line.confidence)
+            to_cell(line.text, to_points(line.bbox, whole), line.confidence)
             for line in region.lines
             if line.text
         ]

@@ -16,7 +16,7 @@ from docling_mdiff.convert import MDiffCluster, to_cluster
 from docling_mdiff.engine import deadline_s, decode_config, open_stage_engine, record_error
 from docling_mdiff.notes import page_notes
 from docling_mdiff.options import MDiffLayoutOptions
-from docling_mdiff.pages import Shot, is_ready, render
+from docling_mdiff.pages import Shot, is_ready, page_box, render
 from docling_mdiff.reading import read_pages, segmenter_name
 from docling_mdiff.text_layer import text_layer_clusters
 from mdiff_adapters.document import ParsedPage, Region
@@ -89,24 +89,21 @@ class MDiffLayoutModel(BaseLayoutModel):
                 deadline=deadline_s(conv_res),
                 outline=self._segmenter == "model",
             )
-            for (position, shot), parsed in zip(shots.items(), found, strict=True):
+            for position, parsed in zip(shots, found, strict=True):
                 page = pages[position]
                 report_page(conv_res, STAGE, page.page_no, parsed)
                 try:
-                    predictions[position].clusters = page_clusters(page, shot, parsed)
+                    predictions[position].clusters = page_clusters(page, parsed)
                 except Exception as error:  # noqa: BLE001  one page must not lose its batch
                     record_error(conv_res, STAGE, page.page_no, f"no layout: {error}")
         return predictions
 
 
-def page_clusters(
-    page: Page, shot: Shot, parsed: ParsedPage, first_id: int = 0
-) -> list[MDiffCluster]:
+def page_clusters(page: Page, parsed: ParsedPage, first_id: int = 0) -> list[MDiffCluster]:
     """Turn the regions of a page into clusters, and note what was read in them.
 
     Args:
         page: docling's page.
-        shot: The image of the page.
         parsed: What the segmenter says about it.
         first_id: Number of the first cluster.
 
@@ -124,7 +121,7 @@ def page_clusters(
         is_item = region.parent in lists and region.type == "text"
         cluster_id = first_id + len(clusters)
         label = DocItemLabel.LIST_ITEM if is_item else None
-        clusters.append(to_cluster(region, cluster_id, shot, label))
+        clusters.append(to_cluster(region, cluster_id, page_box(page), label))
         if region.raw or region.error is not None:
             notes.regions[cluster_id] = region
     return clusters

@@ -30,7 +30,7 @@ from docling_mdiff.engine import deadline_s, decode_config, open_stage_engine, r
 from docling_mdiff.layout import page_clusters, report_page
 from docling_mdiff.notes import page_notes
 from docling_mdiff.options import MDiffOcrOptions
-from docling_mdiff.pages import Shot, is_ready, render
+from docling_mdiff.pages import Shot, is_ready, page_box, render, to_points
 from docling_mdiff.reading import read_clusters, read_pages, region_problem
 from mdiff_adapters.document import Region
 from mdiff_adapters.text import split_list_items
@@ -51,9 +51,10 @@ class _Job:
     """A page of a batch: what is to be read on it, and what was read."""
 
     page: Page
-    shot: Shot
     rects: list[BoundingBox]
     clusters: list[Cluster] = field(default_factory=list)
+    # None where nothing is left to read: our layout engine has read it.
+    shot: Shot | None = None
     cells: list[TextCell] = field(default_factory=list)
     has_confidence: bool = False
     # Regions by what went wrong with them, so that a dead engine is one error a page.
@@ -154,17 +155,12 @@ class MDiffOcrModel(BaseOcrModel):
         rects = self.get_ocr_rects(page)
         clusters = self._readable(page)
         needs_layout = not clusters and not page_notes(page).layout_seen and not page.cells
-        if needs_layout:
-            assert page.size is not None  # noqa: S101  is_ready has checked it
-            rects = [BoundingBox(l=0, t=0, r=page.size.width, b=page.size.height)]
-        if not rects:
-            return None
-        job = _Job(
-            page,
-            render(conv_res, page, scale=self.options.scale, max_pixels=self.options.max_pixels),
-            rects,
-        )
+        job = _Job(page, [page_box(page)] if needs_layout else rects)
         job.clusters = [cluster for cluster in clusters if job.is_in_rect(cluster.bbox)]
+        if needs_layout or _unread(job):
+            job.shot = render(
+                conv_res, page, scale=self.options.scale, max_pixels=self.options.max_pixels
+            )
         return job if job.clusters or needs_layout else None
 
     def _readable(self, page: Page) -> list[Cluster]:
@@ -185,43 +181,42 @@ class MDiffOcrModel(BaseOcrModel):
 
     def _find_missing_layouts(self, conv_res: ConversionResult, jobs: list[_Job]) -> None:
         """Read pages as a whole on which docling's layout found nothing to read."""
-        pages = read_pages(
-            [job.shot for job in jobs], self._engine, self._decode, deadline=deadline_s(conv_res)
-        )
+        shots = [job.shot for job in jobs if job.shot is not None]
+        pages = read_pages(shots, self._engine, self._decode, deadline=deadline_s(conv_res))
         for job, parsed in zip(jobs, pages, strict=True):
             report_page(conv_res, STAGE, job.page.page_no, parsed)
             layout = job.page.predictions.layout
             assert layout is not None  # noqa: S101  _readable has set it
             first_id = max((cluster.id for cluster in layout.clusters), default=-1) + 1
-            found = page_clusters(job.page, job.shot, parsed, first_id)
+            found = page_clusters(job.page, parsed, first_id)
             layout.clusters = [*layout.clusters, *found]
             job.clusters = [c for c in found if c.label != DocItemLabel.PICTURE]
 
     def _read_regions(self, conv_res: ConversionResult, jobs: list[_Job]) -> None:
         """Read clusters whole, each by its type; a table without structure again as text."""
         deadline = deadline_s(conv_res)
-        open_jobs = [(job, _unread(job)) for job in jobs]
+        open_jobs = [(job, job.shot, _unread(job)) for job in jobs if job.shot is not None]
         found = read_clusters(
-            [(job.shot, clusters) for job, clusters in open_jobs],
+            [(shot, clusters) for _, shot, clusters in open_jobs],
             self._engine,
             self._decode,
             deadline=deadline,
         )
         again = []
-        for (job, clusters), regions in zip(open_jobs, found, strict=True):
+        for (job, shot, clusters), regions in zip(open_jobs, found, strict=True):
             page_notes(job.page).regions |= regions
             lost = [c for c in clusters if is_lost_table(regions[c.id])]
             for cluster in lost:
                 job.note(regions[cluster.id], _name(cluster))
-            again.append((job, lost))
+            again.append((job, shot, lost))
         texts = read_clusters(
-            [(job.shot, lost) for job, lost in again],
+            [(shot, lost) for _, shot, lost in again],
             self._engine,
             self._decode,
             deadline=deadline,
             as_text=True,
         )
-        for (job, _), regions in zip(again, texts, strict=True):
+        for (job, _, _), regions in zip(again, texts, strict=True):
             page_notes(job.page).regions |= regions
         for job in jobs:
             for cluster in job.clusters:
@@ -229,22 +224,22 @@ class MDiffOcrModel(BaseOcrModel):
 
     def _read_lines(self, conv_res: ConversionResult, jobs: list[_Job]) -> None:
         """Read the text lines in the rectangles; where our layout has read them, take its text."""
-        open_jobs = [job for job in jobs if _unread(job)]
+        open_jobs = [(job, job.shot) for job in jobs if job.shot is not None and _unread(job)]
         for job in jobs:
-            if job not in open_jobs:
+            if not _unread(job):
                 for cluster in job.clusters:
                     _take(job, cluster)
         pages = read_pages(
-            [job.shot.only(job.rects) for job in open_jobs],
+            [shot.only(job.rects) for job, shot in open_jobs],
             self._engine,
             self._decode,
             deadline=deadline_s(conv_res),
         )
-        for job, parsed in zip(open_jobs, pages, strict=True):
+        for (job, shot), parsed in zip(open_jobs, pages, strict=True):
             report_page(conv_res, STAGE, job.page.page_no, parsed)
             for region in parsed.regions:
                 job.note(region, f"lines {region.id}")
-                cells = region_cells(region, job.shot.to_points(region.bbox), job.shot)
+                cells = region_cells(region, to_points(region.bbox, shot.box), shot.box)
                 job.add(
                     [cell for cell in cells if not self._is_lettering(job.page, cell)],
                     region.confidence,
@@ -323,7 +318,7 @@ def _take(job: _Job, cluster: Cluster) -> None:
             for item, part in zip(items, _split(job.page, cluster, len(items)), strict=True)
         ]
     else:
-        cells = region_cells(region, cluster.bbox, job.shot)
+        cells = region_cells(region, cluster.bbox, page_box(job.page))
     job.add(cells, region.confidence)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from docling.datamodel.base_models import InputFormat, Page
 from docling.datamodel.document import ConversionResult
-from docling_core.types.doc import BoundingBox, CoordOrigin
+from docling_core.types.doc import BoundingBox, CoordOrigin, Size
 from PIL import Image
 
 from mdiff_adapters.document import BBox
@@ -29,16 +29,6 @@ class Shot:
 
     image: PageImage
     box: BoundingBox
-
-    def to_points(self, bbox: BBox) -> BoundingBox:
-        """Return a box on the image as a box on the page, top left origin."""
-        return BoundingBox(
-            l=self.box.l + bbox.x0 * self.box.width,
-            t=self.box.t + bbox.y0 * self.box.height,
-            r=self.box.l + bbox.x1 * self.box.width,
-            b=self.box.t + bbox.y1 * self.box.height,
-            coord_origin=CoordOrigin.TOPLEFT,
-        )
 
     def only(self, boxes: Sequence[BoundingBox]) -> Shot:
         """Return the image with nothing but paper outside of some boxes.
@@ -66,6 +56,23 @@ class Shot:
             if corner[0] < opposite[0] and corner[1] < opposite[1]:
                 kept.paste(source.crop((*corner, *opposite)), corner)
         return replace(self, image=replace(self.image, image=kept))
+
+
+def page_box(page: Page) -> BoundingBox:
+    """Return the box of a whole page, top left origin."""
+    size = page.size or Size(width=0.0, height=0.0)
+    return BoundingBox(l=0.0, t=0.0, r=size.width, b=size.height, coord_origin=CoordOrigin.TOPLEFT)
+
+
+def to_points(bbox: BBox, whole: BoundingBox) -> BoundingBox:
+    """Return a box in fractions of ``whole`` as a box in points, top left origin."""
+    return BoundingBox(
+        l=whole.l + bbox.x0 * whole.width,
+        t=whole.t + bbox.y0 * whole.height,
+        r=whole.l + bbox.x1 * whole.width,
+        b=whole.t + bbox.y1 * whole.height,
+        coord_origin=CoordOrigin.TOPLEFT,
+    )
 
 
 def document_origin(conv_res: ConversionResult) -> dict[str, str]:
@@ -111,8 +118,7 @@ def render(conv_res: ConversionResult, page: Page, *, scale: float, max_pixels: 
         source=names["source"],
         stem=names["stem"],
     )
-    whole = BoundingBox(l=0.0, t=0.0, r=size.width, b=size.height, coord_origin=CoordOrigin.TOPLEFT)
-    return Shot(page_image, whole)
+    return Shot(page_image, page_box(page))
 
 
 def _native_scale(conv_res: ConversionResult, page: Page) -> float:

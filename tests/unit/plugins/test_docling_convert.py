@@ -20,6 +20,7 @@ from mdiff_adapters.segmenters import PageImage
 from mdiff_adapters.tables import Table, parse_table_answer
 
 BOX = BoundingBox(l=10.0, t=20.0, r=110.0, b=60.0, coord_origin=CoordOrigin.TOPLEFT)
+WHOLE = BoundingBox(l=0.0, t=0.0, r=100.0, b=50.0, coord_origin=CoordOrigin.TOPLEFT)
 CLUSTER = Cluster(id=7, label=DocItemLabel.TABLE, bbox=BOX)
 
 TAGS = st.sampled_from(
@@ -71,8 +72,7 @@ def shot() -> Shot:
     image.paste((0, 0, 0), (20, 20, 60, 40))
     image.paste((0, 0, 0), (120, 60, 180, 80))
     page = PageImage(index=0, label="1", image=image, size_pt=(100.0, 50.0))
-    whole = BoundingBox(l=0.0, t=0.0, r=100.0, b=50.0, coord_origin=CoordOrigin.TOPLEFT)
-    return Shot(page, whole)
+    return Shot(page, WHOLE)
 
 
 def region(**fields) -> Region:
@@ -85,7 +85,7 @@ def test_cells_of_lines_have_the_boxes_of_the_lines():
         TextLine(text="", bbox=BBox(0.1, 0.4, 0.5, 0.5)),
         TextLine(text="two", bbox=BBox(0.1, 0.5, 0.5, 0.6)),
     )
-    cells = region_cells(region(type="text", text="one two", lines=lines), BOX, shot())
+    cells = region_cells(region(type="text", text="one two", lines=lines), BOX, WHOLE)
     assert [(c.text, c.confidence, c.from_ocr) for c in cells] == [
         ("one", 0.7, True), ("two", 1.0, True),
     ]  # fmt: skip
@@ -93,20 +93,20 @@ def test_cells_of_lines_have_the_boxes_of_the_lines():
 
 
 def test_cells_without_known_lines_share_the_box():
-    cells = region_cells(region(type="text", text="one\n\ntwo", confidence=0.5), BOX, shot())
+    cells = region_cells(region(type="text", text="one\n\ntwo", confidence=0.5), BOX, WHOLE)
     assert [c.text for c in cells] == ["one", "two"]
     assert [c.rect.to_bounding_box().as_tuple() for c in cells] == [
         (10.0, 20.0, 110.0, 40.0), (10.0, 40.0, 110.0, 60.0),
     ]  # fmt: skip
     table = Table.from_rows([["a", ""], ["b", "c"]])
-    cells = region_cells(region(type="table", table=table, text="note"), BOX, shot())
+    cells = region_cells(region(type="table", table=table, text="note"), BOX, WHOLE)
     assert [c.text for c in cells] == ["a", "b c", "note"]
 
 
 def test_code_stays_one_cell_and_nothing_gives_none():
     code = region(type="code", text="def f():\n    return 1")
-    assert [c.text for c in region_cells(code, BOX, shot())] == ["def f():\n    return 1"]
-    assert region_cells(region(type="text"), BOX, shot()) == []
+    assert [c.text for c in region_cells(code, BOX, WHOLE)] == ["def f():\n    return 1"]
+    assert region_cells(region(type="text"), BOX, WHOLE) == []
 
 
 def test_slices_cover_the_box():
