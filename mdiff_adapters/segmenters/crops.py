@@ -111,10 +111,11 @@ def crop_lines(
 
 def _rectify(page: Gray, centre: Quad, angle: float, size: tuple[int, int]) -> Gray:
     """Return the pixels of a turned rectangle; what lies outside the page repeats its edge."""
+    turns = round(angle / (np.pi / 2))
+    if abs(angle - turns * np.pi / 2) * max(size) < 0.5:
+        return _slice(page, centre, turns % 4, size)
     cos, sin = float(np.cos(angle)), float(np.sin(angle))
     width, height = size
-    if abs(sin) * max(width, height) < 0.5 and cos > 0:
-        return _slice(page, centre, size)
     # From crop to page: turn about the crop's centre, move to the box's centre.
     matrix = np.array(
         [
@@ -133,17 +134,23 @@ def _rectify(page: Gray, centre: Quad, angle: float, size: tuple[int, int]) -> G
     return np.asarray(crop, dtype=np.uint8)
 
 
-def _slice(page: Gray, centre: Quad, size: tuple[int, int]) -> Gray:
-    """Return an unturned rectangle without resampling it."""
+def _slice(page: Gray, centre: Quad, turns: int, size: tuple[int, int]) -> Gray:
+    """Return a rectangle that is turned by quarters only, without resampling it."""
+    x, y = float(centre[0]), float(centre[1])
+    page_height, page_width = page.shape
+    for _ in range(turns):
+        x, y = y, page_width - 1 - x
+        page_width, page_height = page_height, page_width
+    upright = np.rot90(page, turns)
     width, height = size
-    left, top = _corner(centre, size)
-    rows = np.clip(np.arange(top, top + height), 0, page.shape[0] - 1)
-    columns = np.clip(np.arange(left, left + width), 0, page.shape[1] - 1)
-    return np.asarray(page[np.ix_(rows, columns)], dtype=np.uint8)
+    left, top = _corner((x, y), size)
+    rows = np.clip(np.arange(top, top + height), 0, page_height - 1)
+    columns = np.clip(np.arange(left, left + width), 0, page_width - 1)
+    return np.asarray(upright[np.ix_(rows, columns)], dtype=np.uint8)
 
 
-def _corner(centre: Quad, size: tuple[int, int]) -> tuple[int, int]:
-    return round(float(centre[0]) - (size[0] - 1) / 2), round(float(centre[1]) - (size[1] - 1) / 2)
+def _corner(centre: tuple[float, float], size: tuple[int, int]) -> tuple[int, int]:
+    return round(centre[0] - (size[0] - 1) / 2), round(centre[1] - (size[1] - 1) / 2)
 
 
 def _to_page(

@@ -1,0 +1,457 @@
+"""Segmenter ``lines``: crops, requests, and what is made of the answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from mdiff_adapters.document import ParsedPage
+from mdiff_adapters.engines import Answer, Capabilities, DecodeConfig, Request
+from mdiff_adapters.errors import EngineError
+from mdiff_adapters.segmenters import PageImage, SegmenterOptions, choose_segmenter
+from mdiff_adapters.segmenters.crops import crop_lines
+from mdiff_adapters.segmenters.detection import LineDetector, line_detector
+from mdiff_adapters.segmenters.lines import LineSegmenter
+from mdiff_adapters.testing import ScriptedEngine
+
+SEGMENT = Capabilities(tasks=("text",), text_unit="segment", segment_px=(896, 28), stretch=2.4)
+FONT = ImageFont.load_default(30)
+
+
+class FixedDetector(LineDetector):
+    """Finds the given boxes (x0, y0, x1, y1) or quadrilaterals on every page."""
+
+    def __init__(self, *boxes: Any, upside_down: float = 0.0) -> None:
+        self.boxes = boxes
+        self.upside_down = upside_down
+
+    def detect(self, rgb: np.ndarray) -> np.ndarray:
+        quads = [
+            box if np.ndim(box) == 2 else [box[:2], (box[2], box[1]), box[2:], (box[0], box[3])]
+            for box in self.boxes
+        ]
+        return np.array(quads, dtype=np.float32).reshape(-1, 4, 2)
+
+    def upside_down_share(self, lines: Any) -> float:
+        return self.upside_down
+
+
+def draw(
+    *texts: tuple[float, float, str], size: tuple[int, int] = (900, 400)
+) -> tuple[Image.Image, list[tuple[float, float, float, float]]]:
+    """A page with texts at (x, y), and the boxes that a detector would find around them."""
+    page = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(page)
+    boxes = []
+    for x, y, text in texts:
+        pen.text((x, y), text, font=FONT, fill="black")
+        x0, y0, x1, y1 = pen.textbbox((x, y), text, font=FONT)
+        boxes.append((x0 - 5, y0 - 5, x1 + 5, y1 + 5))
+    return page, boxes
+
+
+def page_image(image: Image.Image, index: int = 0) -> PageImage:
+    return PageImage(
+        index=index, label=str(index + 1), image=image, size_pt=(324.0, 144.0), source="a.pdf",
+        stem="a",
+    )  # fmt: skip
+
+
+def read(
+    image: Image.Image, detector: LineDetector, engine: ScriptedEngine, **decode: Any
+) -> ParsedPage:
+    [page] = LineSegmenter(detector).read(
+        [page_image(image)], engine, DecodeConfig(**decode), SegmenterOptions()
+    )
+    return page
+
+
+def scripted(script: Callable[[Request], str | Answer]) -> ScriptedEngine:
+    return ScriptedEngine(script, capabilities=SEGMENT)
+
+
+def ink_rows(gray: np.ndarray) -> tuple[int, int]:
+    rows = np.flatnonzero((gray < 128).any(axis=1))
+    return int(rows[0]), gray.shape[0] - 1 - int(rows[-1])
+
+
+# --- crops
+
+
+def test_a_crop_runs_from_above_the_ascenders_to_below_the_descenders() -> None:
+    image, [box] = draw((50, 100, "Apply flags"))
+    loose = np.array(
+        [(box[0] - 4, box[1] - 9), (box[2] + 4, box[1] - 9), (box[2] + 4, box[3] + 12),
+         (box[0] - 4, box[3] + 12)], dtype=np.float32,
+    )  # fmt: skip
+    [crop] = crop_lines(np.asarray(image.convert("L")), loose, line_px=40)
+    above, below = ink_rows(crop.gray)
+    assert 1 <= above <= 4
+    assert 1 <= below <= 4
+    assert crop.ink_px == crop.gray.shape[0] - above - below
+    x0, y0 = crop.quad.min(axis=0)
+    x1, y1 = crop.quad.max(axis=0)
+    assert (x0, y0, x1, y1) == pytest.approx(
+        ImageDraw.Draw(image).textbbox((50, 100), "Apply flags", font=FONT), abs=4
+    )
+
+
+def test_neighbours_specks_and_frames_are_left_out_of_a_crop() -> None:
+    alone, [box] = draw((50, 100, "middle of a page"))
+    crowded, _ = draw(
+        (50, 100, "middle of a page"), (50, 66, "gypsy quay jig"), (50, 134, "Lift hall")
+    )
+    pen = ImageDraw.Draw(crowded)
+    pen.rectangle((40, 60, 330, 180), outline="black", width=2)
+    pen.line((40, 140, 330, 140), fill="black", width=2)
+    pen.ellipse((200, 133, 203, 136), fill="black")
+    crops = []
+    for image in (alone, crowded):
+        quad = FixedDetector(box).detect(np.asarray(image))[0]
+        [crop] = crop_lines(np.asarray(image.convert("L")), quad, line_px=40)
+        crops.append(crop.gray)
+    assert crops[0].shape == pytest.approx(crops[1].shape, abs=2)
+    height, width = (min(sides) for sides in zip(*(c.shape for c in crops), strict=True))
+    differing = np.abs(crops[0][:height, :width].astype(int) - crops[1][:height, :width]) > 100
+    assert differing.mean() < 0.01
+
+
+@pytest.mark.parametrize("degrees", [-2.0, -0.8, 1.0, 2.0])
+def test_a_sloping_line_is_made_level_even_in_a_level_box(degrees: float) -> None:
+    image, _ = draw((100, 180, "a level line of text that is long enough"))
+    matrix = cv2.getRotationMatrix2D((450, 200), degrees, 1.0)
+    turned = cv2.warpAffine(np.asarray(image.convert("L")), matrix, (900, 400), borderValue=255)
+    rows, columns = np.nonzero(turned < 128)
+    x0, y0, x1, y1 = columns.min(), rows.min(), columns.max(), rows.max()
+    quad = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], dtype=np.float32)
+    level, _ = draw((100, 180, "a level line of text that is long enough"))
+    _, top, _, bottom = ImageDraw.Draw(level).textbbox((0, 0), "a long line", font=FONT)
+    [crop] = crop_lines(turned, quad, line_px=36)
+    assert crop.ink_px <= bottom - top + 4
+
+
+def test_a_box_around_two_lines_gives_both() -> None:
+    image, _ = draw((50, 100, "the first line"), (50, 150, "and the second"))
+    quad = FixedDetector((45, 95, 280, 190)).detect(np.asarray(image))[0]
+    upper, lower = crop_lines(np.asarray(image.convert("L")), quad, line_px=38)
+    assert upper.quad[:, 1].max() < lower.quad[:, 1].min() + 6
+    assert upper.ink_px == pytest.approx(lower.ink_px, abs=8)
+
+
+@pytest.mark.parametrize("shade", [0, 128, 255])
+def test_an_empty_box_gives_no_crop(shade: int) -> None:
+    page = np.full((100, 300), shade, dtype=np.uint8)
+    quad = FixedDetector((20, 20, 200, 60)).detect(page)[0]
+    assert crop_lines(page, quad, line_px=40) == []
+    assert crop_lines(page, quad[:1].repeat(4, axis=0), line_px=40) == []
+
+
+def test_a_box_that_reaches_out_of_the_page_is_no_trouble() -> None:
+    image, _ = draw((0, 0, "corner"), size=(120, 40))
+    quad = FixedDetector((-6, -6, 110, 38)).detect(np.asarray(image))[0]
+    [crop] = crop_lines(np.asarray(image.convert("L")), quad, line_px=36)
+    assert crop.gray.shape[0] > 14
+    assert (crop.gray < 128).any()
+
+
+def test_light_text_on_dark_paper_is_cropped_as_it_is() -> None:
+    image, [box] = draw((50, 100, "Apply flags"))
+    inverse = 255 - np.asarray(image.convert("L"))
+    quad = FixedDetector(box).detect(inverse)[0]
+    [dark] = crop_lines(255 - inverse, quad, line_px=40)
+    [light] = crop_lines(inverse, quad, line_px=40)
+    assert dark.gray.shape == light.gray.shape
+    assert np.abs((255 - dark.gray.astype(int)) - light.gray).mean() < 3
+
+
+# --- requests
+
+
+def test_all_lines_of_all_pages_are_one_call() -> None:
+    image, boxes = draw((50, 50, "one line"), (50, 100, "another line"))
+    engine = scripted(lambda request: request.id)
+    pages = [page_image(image, index) for index in (3, 4)]
+    result = LineSegmenter(FixedDetector(*boxes)).read(
+        pages, engine, DecodeConfig(threshold=0.5), SegmenterOptions()
+    )
+    assert engine.num_calls == 1
+    assert [page.index for page in result] == [3, 4]
+    assert {asked.size_px for asked in engine.asked} == {(896, 28)}
+    assert {asked.threshold for asked in engine.asked} == {0.5}
+    assert [asked.origin["page"] for asked in engine.asked] == [3, 3, 4, 4]
+    assert engine.asked[0].origin["stem"] == "a"
+
+
+def test_an_engine_for_regions_gets_whole_lines() -> None:
+    image, boxes = draw((50, 50, "one line that is rather long, longer than any canvas is wide"))
+    engine = ScriptedEngine(lambda request: "text")
+    page = read(image, FixedDetector(*boxes), engine)
+    [asked] = engine.asked
+    assert asked.size_px[0] > 600
+    assert page.regions[0].text == "text"
+
+
+def test_pieces_are_joined_by_spaces_only_at_gaps() -> None:
+    image, boxes = draw((10, 50, "word " * 12))
+    engine = scripted(lambda request: request.id[-1])
+    page = read(image, FixedDetector(*boxes), engine)
+    assert len(engine.asked) >= 2
+    assert page.regions[0].text == " ".join(str(n) for n in range(len(engine.asked)))
+    solid = Image.new("RGB", (900, 60), "white")
+    ImageDraw.Draw(solid).rectangle((10, 20, 880, 24), fill="black")
+    for x in range(10, 880, 3):
+        ImageDraw.Draw(solid).line((x, 14, x, 30), fill="black")
+    engine = scripted(lambda request: "x")
+    page = read(solid, FixedDetector((8, 10, 884, 34)), engine)
+    assert len(engine.asked) >= 2
+    assert page.regions[0].text == "x" * len(engine.asked)
+
+
+@pytest.mark.parametrize("image", [Image.new("RGB", (300, 200), c) for c in ("white", "gray")])
+def test_a_blank_page_asks_nothing(image: Image.Image) -> None:
+    engine = scripted(lambda request: "made up")
+    page = read(image, FixedDetector((10, 10, 90, 40)), engine)
+    assert (page.status, page.regions, engine.num_calls) == ("blank", (), 0)
+
+
+def test_a_page_without_lines_is_blank() -> None:
+    image, _ = draw((50, 50, "x"))
+    engine = scripted(lambda request: "made up")
+    assert read(image, FixedDetector(), engine).status == "blank"
+    assert engine.num_calls == 0
+
+
+# --- answers
+
+
+def test_regions_lines_boxes_and_counts() -> None:
+    image, boxes = draw(
+        (50, 50, "The first line of a paragraph"), (50, 90, "and the second of it.")
+    )
+    texts = {"p0l0s0": "The first line of a para-", "p0l1s0": "graph and more"}
+    engine = scripted(lambda request: texts.get(request.id, ""))
+    page = read(image, FixedDetector(*boxes), engine)
+    [region] = page.regions
+    assert (region.id, region.order, region.type, region.angle) == ("p0r0", 0, "text", 0)
+    assert region.text == "The first line of a paragraph and more"
+    assert [line.text for line in region.lines] == ["The first line of a para-", "graph and more"]
+    x0, y0, x1, y1 = region.bbox.scaled(image.size)
+    assert (x0, y0) == pytest.approx((50, 55), abs=8)
+    assert (x1, y1) == pytest.approx((boxes[0][2] - 5, boxes[1][3] - 5), abs=8)
+    assert page.size_px == image.size
+    assert page.status == "ok"
+    assert page.num_tokens == sum(len(text) for text in texts.values())
+    assert page.num_forwards == len(engine.asked)
+    assert region.confidence == 1.0
+    assert region.finish_reason == "stop"
+
+
+def test_confidence_is_weighted_by_tokens() -> None:
+    image, boxes = draw((50, 50, "one line"), (50, 90, "another line"))
+
+    def script(request: Request) -> Answer:
+        first = request.id == "p0l0s0"
+        return Answer(
+            id=request.id, text="one line" if first else "another line",
+            confidence=0.5 if first else 1.0, num_tokens=1 if first else 3,
+        )  # fmt: skip
+
+    [region] = read(image, FixedDetector(*boxes), scripted(script)).regions
+    assert region.confidence == pytest.approx((0.5 + 3 * 1.0) / 4)
+
+
+def test_larger_print_is_a_title() -> None:
+    page, boxes = draw(*((50, 120 + 44 * n, "an ordinary line of text") for n in range(5)))
+    pen = ImageDraw.Draw(page)
+    large = ImageFont.load_default(48)
+    pen.text((50, 30), "A large Title", font=large, fill="black")
+    x0, y0, x1, y1 = pen.textbbox((50, 30), "A large Title", font=large)
+    engine = scripted(lambda r: "A large Title" if r.id == "p0l5s0" else "an ordinary line of type")
+    result = read(page, FixedDetector(*boxes, (x0 - 6, y0 - 6, x1 + 6, y1 + 6)), engine)
+    assert [region.type for region in result.regions] == ["title", "text"]
+    assert result.regions[0].text == "A large Title"
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "expected", "status", "flags"),
+    [
+        ("stop", "some text", "some text", "ok", ()),
+        ("length", "some text", "some text", "partial", ("truncated",)),
+        ("length", "the cat " * 20, "the cat", "partial", ("truncated",)),
+        ("stop", "ha ha ha <|im_end|>junk", "ha ha ha", "ok", ()),
+        ("stop", "a<|MASK|>b", "ab", "ok", ()),
+    ],
+)
+def test_how_an_answer_ended_is_kept(
+    reason: Any, text: str, expected: str, status: str, flags: tuple[str, ...]
+) -> None:
+    image, boxes = draw((50, 50, "one line"))
+    engine = scripted(
+        lambda r: Answer(id=r.id, text=text, finish_reason=reason, confidence=0.9, num_tokens=9)
+    )
+    page = read(image, FixedDetector(*boxes), engine)
+    [region] = page.regions
+    assert (region.text.strip(), page.status, region.flags) == (expected, status, flags)
+    assert region.raw == text
+
+
+def test_a_line_that_fails_costs_only_itself() -> None:
+    image, boxes = draw((50, 50, "one line"), (50, 250, "another line"))
+
+    def script(request: Request) -> str:
+        if request.id == "p0l0s0":
+            raise EngineError("out of memory")
+        return "another line"
+
+    page = read(image, FixedDetector(*boxes), scripted(script))
+    failed, good = page.regions
+    assert page.status == "partial"
+    assert (failed.text, failed.finish_reason) == ("", "error")
+    assert failed.error is not None
+    assert (failed.error.kind, failed.error.region) == ("EngineError", "p0r0")
+    assert "out of memory" in failed.error.message
+    assert (good.text, good.error) == ("another line", None)
+
+
+def test_a_page_none_of_whose_lines_can_be_read_has_failed() -> None:
+    image, boxes = draw((50, 50, "one line"), (50, 250, "another line"))
+
+    def script(request: Request) -> str:
+        raise EngineError("out of memory")
+
+    page = read(image, FixedDetector(*boxes), scripted(script))
+    assert page.status == "failed"
+    assert page.error is not None
+    assert "none of its 2 lines could be read" in page.error.message
+    assert page.error.message.startswith("a.pdf, page 1: ")
+
+
+def test_lines_that_read_as_nothing_are_left_out() -> None:
+    image, boxes = draw((50, 50, "one line"), (50, 250, "a smudge"))
+    engine = scripted(lambda request: "" if request.id == "p0l1s0" else "one line")
+    page = read(image, FixedDetector(*boxes), engine)
+    assert [region.text for region in page.regions] == ["one line"]
+    assert page.status == "ok"
+
+
+def test_a_detector_that_breaks_on_one_page_keeps_the_others() -> None:
+    image, boxes = draw((50, 50, "one line"))
+
+    class Moody(FixedDetector):
+        def detect(self, rgb: np.ndarray) -> np.ndarray:
+            if rgb.shape[1] == 901:
+                raise RuntimeError("odd width")
+            return super().detect(rgb)
+
+    odd, _ = draw((50, 50, "one line"), size=(901, 400))
+    pages = [page_image(odd, 0), page_image(image, 1)]
+    engine = scripted(lambda request: "one line")
+    bad, good = LineSegmenter(Moody(*boxes)).read(pages, engine, DecodeConfig(), SegmenterOptions())
+    assert bad.status == "failed"
+    assert bad.error is not None
+    assert bad.error.stage == "segment"
+    assert "odd width" in bad.error.message
+    assert (good.status, good.regions[0].text) == ("ok", "one line")
+
+
+# --- orientation
+
+
+@pytest.mark.parametrize(("angle", "share"), [(0, 0.1), (90, 0.1), (180, 0.9), (270, 0.9)])
+def test_turned_pages_are_read_upright_and_keep_their_frame(angle: int, share: float) -> None:
+    texts = ("The first of two lines", "and here is the second")
+    upright, _ = draw((80, 60, texts[0]), (80, 200, texts[1]), size=(700, 300))
+    # The page as scanned: a counter-clockwise turn by `angle` makes it upright again.
+    page = upright.rotate(-angle, expand=True)
+    size = np.array(page.size)
+    boxes = []
+    for y, text in zip((60, 200), texts, strict=True):
+        x0, y0, x1, y1 = ImageDraw.Draw(upright).textbbox((80, y), text, font=FONT)
+        corners = np.array([(x0 - 5, y0 - 5), (x1 + 5, y1 + 5)], dtype=float) - (350, 150)
+        turn = np.radians(angle)
+        matrix = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
+        (ax, ay), (bx, by) = corners @ matrix + size / 2
+        boxes.append((min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)))
+    seen: dict[str, np.ndarray] = {}
+
+    def script(request: Request) -> str:
+        seen[request.id] = np.asarray(request.image.convert("L"))
+        return texts[int(request.id[3])]
+
+    result = read(page, FixedDetector(*boxes, upside_down=share), scripted(script))
+    assert [region.text for region in result.regions] == list(texts)
+    assert {region.angle for region in result.regions} == {angle}
+    for region, box in zip(result.regions, boxes, strict=True):
+        assert region.bbox.scaled(page.size) == pytest.approx(box, abs=9)
+    expected = read_pieces(upright, texts)
+    for number, image in enumerate(expected):
+        assert np.abs(seen[f"p0l{number}s0"].astype(int) - image).mean() < 5
+
+
+def read_pieces(upright: Image.Image, texts: tuple[str, ...]) -> list[np.ndarray]:
+    """The first piece of each line of an upright page."""
+    pieces: dict[str, np.ndarray] = {}
+
+    def script(request: Request) -> str:
+        pieces[request.id] = np.asarray(request.image.convert("L")).astype(int)
+        return "x"
+
+    boxes = []
+    for y, text in zip((60, 200), texts, strict=True):
+        x0, y0, x1, y1 = ImageDraw.Draw(upright).textbbox((80, y), text, font=FONT)
+        boxes.append((x0 - 5, y0 - 5, x1 + 5, y1 + 5))
+    read(upright, FixedDetector(*boxes), scripted(script))
+    return [pieces[f"p0l{n}s0"] for n in range(len(texts))]
+
+
+def test_a_lone_digit_is_not_taken_for_sideways_text() -> None:
+    image, boxes = draw((50, 50, "an ordinary line of text"), (50, 100, "1"))
+    x0, y0, _, y1 = boxes[1]
+    engine = scripted(lambda request: "1" if request.id == "p0l1s0" else "an ordinary line of text")
+    page = read(image, FixedDetector(boxes[0], (x0 + 2, y0, x0 + 20, y1 + 2)), engine)
+    assert {region.angle for region in page.regions} == {0}
+
+
+def test_text_along_the_edge_of_a_page_comes_last() -> None:
+    image, boxes = draw((200, 50, "an ordinary line of text"), (200, 90, "and another line of it"))
+    edge, _ = draw((5, 5, "printed along the edge"), size=(340, 44))
+    image.paste(edge.rotate(90, expand=True), (20, 20))
+    engine = scripted(
+        lambda request: "printed along the edge" if request.id.startswith("p0l0") else "a line"
+    )
+    page = read(image, FixedDetector((18, 30, 66, 356), *boxes), engine)
+    assert page.regions[-1].text == "printed along the edge"
+    assert page.regions[-1].angle == 90
+
+
+# --- the real detector
+
+
+def test_the_real_detector_finds_reads_and_stays_quiet(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    image, boxes = draw((60, 60, "Reading by the line"), (60, 120, "is what this is about."))
+    quads = line_detector().detect(np.asarray(image))
+    assert len(quads) == 2
+    for quad, box in zip(sorted(quads.tolist(), key=lambda q: q[0][1]), boxes, strict=True):
+        assert (*np.min(quad, axis=0), *np.max(quad, axis=0)) == pytest.approx(box, abs=14)
+    assert line_detector() is line_detector()
+    assert len(line_detector().detect(np.full((200, 300, 3), 255, np.uint8))) == 0
+    upright = [np.asarray(image.crop(tuple(int(v) for v in box)).convert("L")) for box in boxes]
+    assert line_detector().upside_down_share(upright) < 0.3
+    assert line_detector().upside_down_share([np.rot90(crop, 2) for crop in upright]) > 0.7
+    assert line_detector().upside_down_share([]) == 0.0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_segmenter_follows_from_the_engine() -> None:
+    assert choose_segmenter(SEGMENT) == "lines"
+    assert choose_segmenter(Capabilities()) == "model"
+    assert choose_segmenter(Capabilities(tasks=("text", "table"))) == "lines"
