@@ -247,13 +247,16 @@ def _read_pages(
         size = parser.window
         images: list[PageImage] = []
         failed: dict[int, ParsedPage] = {}
+        to_raise: DocumentError | None = None
         for index in chunk:
             try:
                 images.append(source.load(index))
                 failed_in_a_row = 0
             except DocumentError as error:
                 if parser.on_error == "raise":
-                    raise
+                    # After the good pages before it, which are read first.
+                    to_raise = error
+                    break
                 failed_in_a_row += 1
                 gives_up = failed_in_a_row >= parser.max_failed_pages
                 failed[index] = _failed_page(source, index, error, gives_up=gives_up)
@@ -271,6 +274,8 @@ def _read_pages(
                 _raise_first_error(page, source.source)
             if page.status != "failed" or parser.on_error != "skip":
                 yield page
+        if to_raise is not None:
+            raise to_raise
 
 
 def _read_window(parser: DocumentParser, images: list[PageImage]) -> dict[int, ParsedPage]:

@@ -163,12 +163,11 @@ class PdfSource(DocumentSource):
         width, height = size_pt
         limits = self._limits
         wanted = limits.dpi / _POINTS_PER_INCH
-        # The bitmap's sides are rounded up, which a page at the limit must have room for.
-        fitting = min(
-            math.sqrt(limits.max_pixels / (width * height)),
-            limits.max_side_px / max(width, height),
-        )
-        scale = min(wanted, fitting * 0.999)
+        # The bitmap's sides are rounded up, so the budget is solved for one pixel more a side:
+        # (width * scale + 1) * (height * scale + 1) = max_pixels.
+        area, half = width * height, (width + height) / 2
+        fitting = (math.sqrt(half * half + area * (limits.max_pixels - 1)) - half) / area
+        scale = min(wanted, fitting, (limits.max_side_px - 1) / max(width, height))
         dpi = scale * _POINTS_PER_INCH
         if dpi < min(limits.min_dpi, limits.dpi):
             raise InputTooLargeError(
