@@ -640,7 +640,8 @@ def test_a_dead_engine_is_one_error_a_page(use, tmp_path):
 
     use(Dead(failing_on(9, 0, EngineError(""))))
     result = converter().convert(scan(tmp_path / "scan.pdf", num_pages=2), raises_on_error=False)
-    assert [(e.page_no, e.error_message) for e in result.errors] == [
+    # Pages end in any order: docling's stages are threads.
+    assert sorted((e.page_no, e.error_message) for e in result.errors) == [
         (1, "text 0, text 1: out of memory"), (2, "text 0, text 1: out of memory"),
     ]  # fmt: skip
     assert result.status is ConversionStatus.PARTIAL_SUCCESS
