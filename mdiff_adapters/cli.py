@@ -31,7 +31,8 @@ from mdiff_adapters.commands_train import (
 )
 from mdiff_adapters.document import ParsedDocument, ParsedPage
 from mdiff_adapters.engines.record import record_command
-from mdiff_adapters.errors import MDiffError
+from mdiff_adapters.errors import ConfigError, MDiffError
+from mdiff_adapters.sources import safe_stem
 
 if TYPE_CHECKING:
     from mdiff_adapters.parser import DocumentParser, DocumentStream
@@ -126,11 +127,11 @@ def parse(
 ) -> None:
     """Read documents and write markdown, JSON, HTML, DoclingDocument JSON or plain text."""
     console = Console(stderr=True, highlight=False)
-    if len(files) > 1 and output is not None:
-        output.mkdir(parents=True, exist_ok=True)
     targets = _targets(files, output, kind)
     failed = False
     with _errors(console) as outcome:
+        if len(files) > 1 and output is not None:
+            _make_folder(output)
         parser = _parser(
             engine, segmenter, threshold, device, dtype, password, pages, dpi, on_error.value
         )
@@ -139,7 +140,8 @@ def parse(
     for file, target in zip(files, targets, strict=True):
         with _errors(console) as outcome:
             start = time.perf_counter()
-            with parser.open(_source(file)) as stream:
+            source = _source(file)
+            with parser.open(source) as stream:
                 document = ParsedDocument(
                     source=stream.source,
                     pages=tuple(_with_progress(stream, console, quiet)),
@@ -149,7 +151,8 @@ def parse(
             seconds = time.perf_counter() - start
             _write(_render(document, kind), target)
             if layout_image is not None:
-                _draw(parser, file, password, document, layout_image, many=len(files) > 1)
+                stem = safe_stem(file) if len(files) > 1 else None
+                _draw(parser, source, password, document, layout_image, stem)
             for page in document.pages:
                 if page.error is not None:
                     console.print(
@@ -210,8 +213,7 @@ def _targets(files: list[str], output: Path | None, kind: Format) -> list[Path |
     taken: set[str] = set()
     targets: list[Path | None] = []
     for file in files:
-        # 200 bytes of UTF-8 leave room for suffix and number on every file system.
-        stem = Path(file).stem.encode()[:200].decode(errors="ignore") or "document"
+        stem = "document" if file == "-" else safe_stem(file)
         name, number = stem, 1
         while name in taken:
             number += 1
@@ -219,6 +221,12 @@ def _targets(files: list[str], output: Path | None, kind: Format) -> list[Path |
         taken.add(name)
         targets.append(output / (name + _SUFFIXES[kind]))
     return targets
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file", hint="the output of several documents is a folder")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _write(text: str, target: Path | None) -> None:
@@ -246,25 +254,25 @@ def _with_progress(stream: DocumentStream, console: Console, quiet: bool) -> Ite
 
 def _draw(
     parser: DocumentParser,
-    file: str,
+    opened_from: Any,
     password: str | None,
     document: ParsedDocument,
     target: Path,
-    *,
-    many: bool,
+    stem: str | None,
 ) -> None:
+    """Draw the layout of each page; ``stem`` goes into the names where there are more documents."""
     from mdiff_adapters.export import draw_layout
     from mdiff_adapters.sources import open_source
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open_source(_source(file), password=password, limits=parser.limits) as source:
+    with open_source(opened_from, password=password, limits=parser.limits) as source:
         for page in document.pages:
             if page.status == "failed":
                 continue
             image = draw_layout(source.load(page.index).image, page)
             parts = [target.stem]
-            if many:
-                parts.append(Path(file).stem)
+            if stem is not None:
+                parts.append(stem)
             if len(document.pages) > 1:
                 parts.append(f"p{page.index + 1:04d}")
             image.save(target.with_name("-".join(parts) + (target.suffix or ".png")))
@@ -281,6 +289,8 @@ def _summary(document: ParsedDocument, seconds: float, parser: DocumentParser) -
     ]
     if forwards:
         parts.append(f"{tokens / forwards:.1f} tokens per forward")
+    if all(page.status == "failed" for page in document.pages):
+        return ", ".join(parts)  # the engine may never have been opened
     info = getattr(getattr(parser.engine, "core", None), "info", None)
     where = f" on {info.device}, {info.dtype}" if info is not None else ""
     return f"{', '.join(parts)} (engine {parser.engine.name}{where})"
@@ -296,11 +306,11 @@ def _errors(console: Console) -> Iterator[_Outcome]:
     outcome = _Outcome()
     try:
         yield outcome
-    except (MDiffError, ImportError) as error:
-        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        outcome.failed = True
     except BrokenPipeError:
         # The reader of a pipe went away, which is its right.
+        outcome.failed = True
+    except (MDiffError, ImportError, OSError) as error:
+        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         outcome.failed = True
 
 

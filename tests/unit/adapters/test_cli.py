@@ -1,0 +1,243 @@
+"""The command line: what goes where, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from PIL import Image
+from typer.testing import CliRunner
+
+from mdiff_adapters.cli import app
+from mdiff_adapters.document import ParsedDocument
+from mdiff_adapters.testing import sample_pdf
+
+PdfMaker = Callable[..., bytes]
+
+
+def run(*arguments: Any, stdin: bytes | None = None) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env={"COLUMNS": "200"})
+
+
+def parse(*arguments: Any, **options: Any) -> Result:
+    return run("parse", *arguments, "--engine", "scripted:", **options)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    path = tmp_path / "three.pdf"
+    path.write_bytes(sample_pdf(3))
+    return path
+
+
+def test_the_document_goes_to_standard_output_and_the_summary_does_not(three: Path) -> None:
+    result = parse(three)
+    assert result.exit_code == 0
+    assert result.stdout == "Text of page 1\n\nText of page 2\n\nText of page 3\n"
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("3 pages, ")
+    assert "tokens per forward" in result.stderr
+    assert "scripted:" in result.stderr
+    assert "\x1b" not in result.stderr, "no colours and no progress bar where there is no terminal"
+    assert parse(three, "-q").stderr == ""
+
+
+def test_pages_from_standard_input(three: Path) -> None:
+    result = parse("-", "--pages", "2-", stdin=three.read_bytes())
+    assert (result.exit_code, result.stdout) == (0, "Text of page 2\n\nText of page 3\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "check"),
+    [
+        ("md", ".md", lambda text: text.startswith("Text of page 1")),
+        ("text", ".txt", lambda text: "Text of page 3" in text),
+        ("html", ".html", lambda text: "<html" in text and "Text of page 2" in text),
+        ("json", ".json", lambda text: ParsedDocument.from_json(text).num_pages == 3),
+        ("docling", ".docling.json", lambda text: len(json.loads(text)["pages"]) == 3),
+    ],
+)
+def test_formats_and_files(
+    three: Path, tmp_path: Path, kind: str, suffix: str, check: Callable[[str], bool]
+) -> None:
+    one = tmp_path / "new folder" / "out.file"
+    result = parse(three, "-f", kind, "-o", one)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert check(one.read_text("utf-8"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert parse(three, "-f", kind, "-o", folder).exit_code == 0
+    assert (folder / f"three{suffix}").read_text("utf-8") == one.read_text("utf-8")
+
+
+def test_several_files_go_to_a_folder_and_do_not_collide(three: Path, tmp_path: Path) -> None:
+    other = tmp_path / "sub" / "three.pdf"
+    other.parent.mkdir()
+    other.write_bytes(sample_pdf(1))
+    long = tmp_path / ("试" * 70 + ".pdf")
+    long.write_bytes(sample_pdf(1))
+    out = tmp_path / "out"
+    result = parse(three, other, long, "-o", out)
+    assert result.exit_code == 0
+    names = {path.name for path in out.iterdir()}
+    assert {"three.md", "three-2.md"} < names
+    assert len(names) == 3
+    assert (out / "three-2.md").read_text() == "Text of page 1\n"
+
+
+def test_one_bad_file_does_not_stop_the_others(three: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "page.pdf"
+    bad.write_bytes(b"<!doctype html><html>404")
+    out = tmp_path / "out"
+    result = parse(bad, tmp_path / "none.pdf", three, "-o", out, "-q")
+    assert result.exit_code == 1
+    assert [path.name for path in out.iterdir()] == ["three.md"]
+    html, missing = result.stderr.splitlines()
+    assert html.startswith(f"error: {bad}: ")
+    assert "an HTML page, not a PDF" in html
+    assert "none.pdf: there is no such file" in missing
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "no bytes"),
+        (b"<html>", "an HTML page, not a PDF"),
+        (b"%PDF-1.7\nxx", "damaged"),
+    ],
+)
+def test_a_document_that_cannot_be_read_is_one_clear_line(
+    tmp_path: Path, data: bytes, says: str
+) -> None:
+    path = tmp_path / "bad.pdf"
+    path.write_bytes(data)
+    result = parse(path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"error: {path}: ")
+    assert says in line
+
+
+def test_a_broken_page_is_reported_and_the_others_are_printed(
+    make_pdf: PdfMaker, tmp_path: Path
+) -> None:
+    path = tmp_path / "two.pdf"
+    path.write_bytes(make_pdf(["/MediaBox [0 0 144 144]", ""]))
+    result = parse(path, "-q")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Text of page 1\n")
+    [line] = result.stderr.splitlines()
+    assert f"{path}, page 2: " in line
+    raised = parse(path, "-q", "--on-error", "raise")
+    assert raised.exit_code == 1
+    assert raised.stdout == ""
+    assert "page 2" in raised.stderr
+
+
+def test_passwords(tmp_path: Path) -> None:
+    import pypdf
+
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(sample_pdf(1)))
+    writer.encrypt(user_password="geheim-7", algorithm="AES-256")
+    path = tmp_path / "locked.pdf"
+    writer.write(path)
+    needed, wrong = parse(path), parse(path, "--password", "falsch-9")
+    assert (needed.exit_code, wrong.exit_code) == (1, 1)
+    assert "is encrypted" in needed.stderr
+    assert "does not open" in wrong.stderr
+    assert "falsch-9" not in wrong.stderr
+    assert parse(path, "--password", "geheim-7").stdout == "Text of page 1\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--pages", "9"), "the document has 3 pages"),
+        (("--pages", "a"), "not a page"),
+        (("--threshold", "1.5"), "threshold"),
+        (("--dpi", "3"), "dpi"),
+        (("--segmenter", "line"), "did you mean 'lines'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_one_clear_line(
+    three: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    result = parse(three, *arguments)
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("x.pdf", "--no-such-option"), ("x.pdf", "--format", "docx")]
+)
+def test_wrong_usage_ends_with_2(arguments: tuple[str, ...]) -> None:
+    assert parse(*arguments).exit_code == 2
+
+
+def test_an_unknown_engine_is_one_clear_line(three: Path) -> None:
+    result = run("parse", three, "--engine", "nosuchkind:x")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.stderr
+    assert "nosuchkind" in result.stderr
+
+
+def test_output_that_cannot_be_written_is_one_clear_line(three: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("x")
+    below = parse(three, "-o", taken / "out.md", "-q")
+    assert below.exit_code == 1
+    [line] = below.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert str(taken) in line
+    several = parse(three, three, "-o", taken, "-q")
+    assert several.exit_code == 1
+    assert "folder" in several.stderr
+    assert "Traceback" not in several.stderr
+
+
+def test_the_layout_is_drawn_on_the_pages(three: Path, tmp_path: Path) -> None:
+    target = tmp_path / "drawn" / "layout.png"
+    assert parse(three, "--layout-image", target, "-q").exit_code == 0
+    names = sorted(path.name for path in target.parent.iterdir())
+    assert names == [f"layout-p000{n}.png" for n in (1, 2, 3)]
+    with Image.open(target.parent / names[0]) as image:
+        assert image.size == (400, 400)
+        assert len(image.convert("RGB").getcolors(400 * 400) or []) > 2
+    assert parse(three, "--pages", "2", "--layout-image", target, "-q").exit_code == 0
+    assert target.is_file()
+
+
+def test_plugins_as_a_table_and_as_json() -> None:
+    table, listed = run("plugins"), run("plugins", "--json")
+    assert (table.exit_code, listed.exit_code) == (0, 0)
+    records = json.loads(listed.stdout)
+    assert {record["name"] for record in records} >= {"langchain", "llama-index"}
+    assert all(record["name"] in table.stdout for record in records)
+
+
+def test_doctor_reports_what_would_run() -> None:
+    result = run("doctor", "--engine", "scripted:", "--json")
+    assert result.exit_code == 0, result.stdout
+    report = json.loads(result.stdout)
+    assert report["versions"]["mdiff-core"] != "not installed"
+    assert report["engine"]["segmenter"] == "model"
+    assert report["torch"]["device"]
+    assert report["detector"]["rapidocr"]
+    assert "langchain" in report["plugins"]
+    assert "scripted:" in run("doctor", "--engine", "scripted:").stdout
+
+
+def test_doctor_works_when_the_engine_does_not(tmp_path: Path) -> None:
+    result = run("doctor", "--engine", tmp_path / "no-checkpoint", "--json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert "no-checkpoint" in report["engine"]["error"]
+    assert report["torch"]["device"]
