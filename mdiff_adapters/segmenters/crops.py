@@ -227,13 +227,7 @@ def _bands(ink: Mask, pad: float, line_px: float) -> list[tuple[int, int]]:
     if bottom - top < 1.6 * line_px:
         return [(top, bottom)]
     profile = ink[top:bottom].sum(axis=1)
-    filled = profile > 0.02 * ink.shape[1]
-    edges = np.diff(np.concatenate(([0], filled.astype(np.int8), [0])))
-    runs = list(
-        zip(
-            (np.flatnonzero(edges == 1)).tolist(), np.flatnonzero(edges == -1).tolist(), strict=True
-        )
-    )
+    runs = _runs(profile > 0.02 * ink.shape[1])
     tall = [run for run in runs if run[1] - run[0] >= 0.4 * line_px]
     if len(tall) < 2 or max(b - a for a, b in tall) > 1.5 * line_px:
         return [(top, bottom)]
@@ -251,9 +245,21 @@ def _core(ink: Mask, top: int, bottom: int) -> tuple[int, int]:
     if not profile.any():
         return top, bottom
     smooth = np.convolve(profile, np.ones(3) / 3, mode="same")
-    strong = smooth >= 0.45 * smooth.max()
-    rows = np.flatnonzero(strong)
+    # Bands end where there is hardly ink: between lines only descenders reach. Of several, the
+    # one with most ink is the line's own, the others are slices of its neighbours.
+    bands = _runs(smooth >= 0.15 * smooth.max())
+    first, last = max(bands, key=lambda band: smooth[band[0] : band[1]].sum())
+    rows = np.flatnonzero(smooth[first:last] >= 0.45 * smooth.max()) + first
+    if rows.size == 0:
+        return top + first, top + last
     return top + int(rows[0]), top + int(rows[-1]) + 1
+
+
+def _runs(flags: Mask) -> list[tuple[int, int]]:
+    """Return first and last + 1 of each run of true values."""
+    edges = np.diff(np.concatenate(([0], flags.astype(np.int8), [0])))
+    begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 
 def _tighten(

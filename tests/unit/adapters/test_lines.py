@@ -122,6 +122,15 @@ def test_neighbours_specks_and_frames_are_left_out_of_a_crop() -> None:
     assert differing.mean() < 0.01
 
 
+def test_a_box_that_reaches_into_the_next_line_gives_its_own_line() -> None:
+    image, boxes = draw((50, 100, "The title"), (10, 140, "MIDI SEQUENCE RECORDER"))
+    (x0, y0, x1, _), below = boxes
+    quad = FixedDetector((x0, y0, x1, below[1] + 20)).detect(np.asarray(image))[0]
+    [crop] = crop_lines(np.asarray(image.convert("L")), quad, line_px=40)
+    top, bottom = ImageDraw.Draw(image).textbbox((0, 0), "The title", font=FONT)[1::2]
+    assert crop.ink_px == pytest.approx(bottom - top, abs=2)
+
+
 @pytest.mark.parametrize("degrees", [-2.0, -0.8, 1.0, 2.0])
 def test_a_sloping_line_is_made_level_even_in_a_level_box(degrees: float) -> None:
     image, _ = draw((100, 180, "a level line of text that is long enough"))
