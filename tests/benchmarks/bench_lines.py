@@ -213,7 +213,7 @@ def draw(path: Path, points: list[dict[str, float]]) -> None:
         axes.annotate(f"{threshold:g}", (x, y), textcoords="offset points", xytext=(4, 5))
     axes.set_xlabel("tokens per forward")
     axes.set_ylabel("character error, %")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.12 * max(wrong))
     axes.set_title("Embedded checkpoint, real lines, by threshold", fontsize=10)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
