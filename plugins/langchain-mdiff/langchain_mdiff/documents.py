@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from langchain_core.documents import Document
-from mdiff_adapters.parser import DocumentParser
 
 from mdiff_adapters.document import ParsedPage
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.export.elements import page_to_elements
+from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.provenance import (
     SCHEMA,
     Input,
