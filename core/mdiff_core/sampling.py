@@ -60,9 +60,8 @@ def sample(
     if top_p < 1:
         ordered, index = scores.softmax(-1).sort(-1, descending=True)
         # The token that crosses the mass stays, so one always remains.
-        drop = (ordered.cumsum(-1) - ordered >= top_p).scatter(
-            -1, index, ordered.cumsum(-1) - ordered >= top_p
-        )
+        beyond = ordered.cumsum(-1) - ordered >= top_p
+        drop = beyond.scatter(-1, index, beyond)
         scores = scores.masked_fill(drop, -torch.inf)
     probabilities = scores.softmax(-1)
     tokens = torch.multinomial(probabilities, 1, generator=generator)
