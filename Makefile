@@ -37,8 +37,9 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Each worker holds torch and docling: a few of them are enough on any machine.
 test: setup
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+	$(BIN)/python -m pytest -m "not gpu and not slow" -n auto --maxprocesses 4
 
 # Also what takes longer: clean environments per adapter, long documents, longer training runs.
 test-all: setup

@@ -15,10 +15,10 @@ import json
 import pickle
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -27,7 +27,10 @@ from mdiff_adapters.errors import EngineError, MDiffError
 from mdiff_adapters.testing.documents import sample_pdf
 from mdiff_adapters.testing.engine import ScriptedEngine, default_script
 
+T = TypeVar("T")
+
 MAX_LOOP_GAP_S = 0.05
+NUM_LOOP_RUNS = 5
 """Longest time the event loop may be held up."""
 
 
@@ -300,14 +303,11 @@ class DocumentContract:
         path = self._file(tmp_path)
         engine = self.make_engine(delay_s=0.1)
 
-        async def run() -> tuple[list[Any], float]:
-            async with _ticker() as gaps:
-                documents = await self.iterate_async(path, engine=engine)
-            return documents, max(gaps)
+        async def read() -> list[Any]:
+            return await self.iterate_async(path, engine=engine)
 
-        documents, gap = asyncio.run(run())
+        documents = _free_loop(read)
         assert [self.text_of(d) for d in documents] == [f"Text of page {n}" for n in (1, 2, 3)]
-        assert gap < MAX_LOOP_GAP_S, f"the loop stood still for {gap * 1000:.0f} ms"
 
     def test_it_works_in_one_event_loop_after_another(self, tmp_path: Path) -> None:
         """A client bound to the first loop fails on the second: "Event loop is closed"."""
@@ -483,17 +483,14 @@ class ReaderContract(DocumentContract):
         engine = self.make_engine(delay_s=0.1)
         reader = self.make_adapter(path, engine=engine)
 
-        async def run() -> tuple[int, float]:
-            async with _ticker() as gaps:
-                count = 0
-                for _ in await reader.alazy_load_data(path):
-                    count += 1
-                    await asyncio.sleep(0)
-            return count, max(gaps)
+        async def read() -> int:
+            count = 0
+            for _ in await reader.alazy_load_data(path):
+                count += 1
+                await asyncio.sleep(0)
+            return count
 
-        count, gap = asyncio.run(run())
-        assert count == 3
-        assert gap < MAX_LOOP_GAP_S, f"the loop stood still for {gap * 1000:.0f} ms"
+        assert _free_loop(read) == 3
 
 
 class ParserContract:
@@ -576,6 +573,26 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
     assert not thread.is_alive(), f"no answer within {seconds} s: a deadlock"
     assert result, "the call raised"
     return result[0]
+
+
+def _free_loop(work: Callable[[], Awaitable[T]]) -> T:
+    """Run ``work`` on a new loop and return its result; fail if it holds the loop up.
+
+    A busy machine stops any process for a while now and then, an adapter that works on the loop
+    holds it up every time: the best of a few runs tells the two apart.
+    """
+
+    async def run() -> tuple[T, float]:
+        async with _ticker() as gaps:
+            result = await work()
+        return result, max(gaps)
+
+    gap = 0.0
+    for _ in range(NUM_LOOP_RUNS):
+        result, gap = asyncio.run(run())
+        if gap < MAX_LOOP_GAP_S:
+            return result
+    raise AssertionError(f"the loop stood still for {gap * 1000:.0f} ms")
 
 
 @contextlib.asynccontextmanager

@@ -24,20 +24,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     subprocess.run(
         [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q",
          "-w", str(folder), str(ROOT / "examples" / "plugin_example")],
-        check=True, timeout=120,
+        check=True, timeout=240,
     )  # fmt: skip
     [wheel] = folder.glob("*.whl")
     target = folder / "site"
     subprocess.run(
         [*pip, "install", "--no-deps", "--no-index", "-q", "--target", str(target), str(wheel)],
-        check=True, timeout=120,
+        check=True, timeout=240,
     )  # fmt: skip
     return {**os.environ, "PYTHONPATH": str(target)}
 
 
 def python(code: str, env: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -84,7 +84,7 @@ def test_the_command_lists_it_also_when_it_is_broken(installed: dict[str, str]) 
     working = plugin.read_text(encoding="utf-8")
     try:
         plugin.write_text("raise SystemExit('broken on purpose')", encoding="utf-8")
-        done = subprocess.run(command, env=installed, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=installed, capture_output=True, text=True, timeout=240)
     finally:
         plugin.write_text(working, encoding="utf-8")
     assert done.returncode == 0, done.stderr

@@ -161,7 +161,7 @@ registry._registry._lock.release()
 assert os.waitstatus_to_exitcode(status) == 0
 assert open_engine("scripted:") is engine and not engine.closed
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=240)
 
 
 def test_engines_are_closed_at_exit_without_noise() -> None:
@@ -173,7 +173,7 @@ atexit._run_exitfuncs()
 print(engine.closed)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", code], check=True, timeout=240, capture_output=True, text=True
     )
     assert (done.stdout.strip(), done.stderr) == ("True", "")
 
@@ -189,6 +189,6 @@ heavy |= {"llama_index.core"}
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", code], check=True, timeout=240, capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]"

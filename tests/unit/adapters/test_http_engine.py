@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -204,20 +203,21 @@ def test_finish_reasons(text: str, reason: str, expected: str) -> None:
 
 def test_requests_are_pulled_as_slots_free_and_never_more_run_at_once() -> None:
     running, peak, lock = 0, 0, threading.Lock()
-    pulled = []
+    pulled: list[int] = []
+    full = threading.Barrier(3)
 
     def reply(body: dict[str, Any]) -> httpx.Response:
         nonlocal running, peak
         with lock:
             running += 1
             peak = max(peak, running)
-        time.sleep(0.01)
+        full.wait(60)  # nobody is answered before all slots are taken
         with lock:
             running -= 1
         return completion("x")
 
     def requests() -> Any:
-        for i in range(20):
+        for i in range(21):
             pulled.append(i)
             yield Request(id=str(i), image=PIXEL)
 
@@ -225,7 +225,7 @@ def test_requests_are_pulled_as_slots_free_and_never_more_run_at_once() -> None:
         answers = engine.answer(requests())
         next(answers)
         assert len(pulled) == 3
-        assert len(list(answers)) == 19
+        assert len(list(answers)) == 20
     assert peak == 3
 
 
@@ -360,7 +360,7 @@ def test_over_a_real_socket_with_a_timeout_and_by_its_spec() -> None:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if body["max_tokens"] == 13:
-                release.wait(5)
+                release.wait(60)
             self._send(completion("over the wire").json())
 
         def log_message(self, *args: Any) -> None:
@@ -372,7 +372,7 @@ def test_over_a_real_socket_with_a_timeout_and_by_its_spec() -> None:
     thread.start()
     try:
         address = f"http://127.0.0.1:{server.server_port}"
-        engine = open_engine(address, timeout_s=0.3, retries=0)
+        engine = open_engine(address, timeout_s=1.5, retries=0)
         assert pickle.loads(pickle.dumps(engine)) is engine
         requests = [
             Request(id="slow", image=PIXEL, decode=DecodeConfig(max_tokens=13)),
@@ -382,7 +382,7 @@ def test_over_a_real_socket_with_a_timeout_and_by_its_spec() -> None:
         assert answers["fast"].text == "over the wire"
         assert answers["slow"].finish_reason == "timeout"
         assert isinstance(answers["slow"].error, EngineTimeoutError)
-        assert "0.3 s" in str(answers["slow"].error)
+        assert "1.5 s" in str(answers["slow"].error)
         engine.close()
     finally:
         release.set()

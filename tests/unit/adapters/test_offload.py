@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 
@@ -80,12 +79,13 @@ def test_plain_iterators_need_no_close() -> None:
 
 
 def test_cancelling_twice_still_waits_for_the_running_step() -> None:
-    events = []
+    events, running, release = [], threading.Event(), threading.Event()
 
     def slow() -> Iterator[int]:
         try:
             events.append("step begins")
-            time.sleep(0.2)
+            running.set()
+            assert release.wait(60)
             events.append("step ends")
             yield 1
         finally:
@@ -93,10 +93,13 @@ def test_cancelling_twice_still_waits_for_the_running_step() -> None:
 
     async def run() -> None:
         task = asyncio.ensure_future(collect(slow()))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        await asyncio.sleep(0.05)
-        task.cancel()
+        while not running.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.01)  # the cancellation arrives, and is held back
+            assert not task.done()
+        release.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -105,15 +108,21 @@ def test_cancelling_twice_still_waits_for_the_running_step() -> None:
 
 
 def test_a_step_that_fails_after_the_cancellation_is_not_reported_as_lost(caplog) -> None:
+    running, release = threading.Event(), threading.Event()
+
     def failing() -> Iterator[int]:
-        time.sleep(0.1)
+        running.set()
+        assert release.wait(60)
         raise RuntimeError("too late")
         yield 1
 
     async def run() -> None:
         task = asyncio.ensure_future(collect(failing()))
-        await asyncio.sleep(0.02)
+        while not running.is_set():
+            await asyncio.sleep(0.001)
         task.cancel()
+        await asyncio.sleep(0)
+        release.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 

@@ -248,10 +248,10 @@ def test_a_page_with_an_absurd_size_costs_only_itself(make_pdf: PdfMaker) -> Non
 
 
 def test_star_02_a_lying_count_ends_soon_with_one_good_page(make_pdf: PdfMaker) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     data = make_pdf([GOOD], count=99_999)
     document = DocumentParser(ScriptedEngine(), max_failed_pages=5).parse(data)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert document.num_pages == 99_999
     assert [page.status for page in document.pages] == ["ok"] + ["failed"] * 5
     assert document.pages[-1].error is not None

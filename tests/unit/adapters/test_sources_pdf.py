@@ -286,13 +286,13 @@ def test_the_error_code_is_understood_without_the_attribute(
 
 
 def test_a_count_of_99999_opens_at_once(make_pdf: PdfMaker) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with open_source(make_pdf(["/MediaBox [0 0 99 99]"], count=99_999)) as document:
         assert document.num_pages == 99_999
         document.load(0)
         with pytest.raises(PageError):
             document.load(98_765)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_the_real_files_open_or_say_why(shared_dir: Path) -> None:

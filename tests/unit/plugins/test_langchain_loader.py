@@ -462,6 +462,6 @@ print([d.page_content for d in MDiffLoader(file=sample_pdf(1), engine="scripted:
 print("torch" in sys.modules)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=240
     )
     assert done.stdout.splitlines() == ["['Text of page 1']", "False"]

@@ -141,6 +141,6 @@ if __name__ == "__main__":
     print("ok")
 """)
     done = subprocess.run(
-        [sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=240
     )
     assert done.stdout.strip() == "ok"
