@@ -44,6 +44,16 @@ def test_five_distributions_of_one_version() -> None:
                 assert text.split(";")[0].strip().endswith("==0.1.0"), f"{path}: {text}"
 
 
+def test_the_lowest_docling_that_is_promised_is_the_one_that_is_tested() -> None:
+    promised = next(
+        text
+        for text in project(ROOT / "plugins" / "docling-mdiff" / "pyproject.toml")["dependencies"]
+        if text.startswith("docling-slim")
+    )
+    [lowest] = re.findall(r">=(\d+\.\d+)", promised)
+    assert f"docling-slim=={lowest}.0" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 def test_packages_are_typed_and_documented(package: Path) -> None:
     assert (package / "py.typed").exists()
