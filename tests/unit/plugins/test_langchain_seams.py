@@ -30,6 +30,7 @@ pytest.importorskip("langchain_community")
 from langchain_community.document_loaders import (
     DirectoryLoader,
     MergedDataLoader,
+    PDFMinerLoader,
     PyMuPDFLoader,
     PyPDFium2Loader,
     PyPDFLoader,
@@ -43,11 +44,13 @@ from langchain_community.document_loaders.parsers.documentloader_adapter import 
 )
 from langchain_community.document_loaders.parsers.generic import MimeTypeBasedParser
 from langchain_community.document_loaders.parsers.pdf import (
+    PDFMinerParser,
     PyMuPDFParser,
     PyPDFium2Parser,
     PyPDFParser,
 )
 from langchain_community.vectorstores.utils import filter_complex_metadata
+from langchain_pymupdf4llm import PyMuPDF4LLMLoader, PyMuPDF4LLMParser
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 
@@ -74,31 +77,64 @@ def pdf_of_pictures(tmp_path: Path, *modes: str) -> str:
     return str(path)
 
 
+def pdf_of_text_and_picture(tmp_path: Path) -> str:
+    """A page with a line of its own above a picture."""
+    import pymupdf
+
+    path = str(tmp_path / "both.pdf")
+    with pymupdf.open() as document:
+        page = document.new_page(width=300, height=300)
+        page.insert_text((20, 40), "text layer")
+        buffer = io.BytesIO()
+        picture("RGB").save(buffer, "PNG")
+        page.insert_image((20, 100, 180, 220), stream=buffer.getvalue())
+        document.save(path)
+    return path
+
+
 # -- S1: images_parser= -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("loader", "channels"),
-    [(PyMuPDFLoader, "auto"), (PyPDFLoader, "auto"), (PyPDFium2Loader, "bgr")],
+    ("loader", "options", "modes"),
+    [
+        (PyMuPDFLoader, {}, ("RGB", "L", "CMYK", "1")),
+        (PyPDFium2Loader, {}, ("RGB", "L", "CMYK", "1")),
+        # It cannot reshape a 1-bit picture.
+        (PyPDFLoader, {}, ("RGB", "L", "CMYK")),
+        # It inverts CMYK once too often, which leaves nothing but black.
+        (PDFMinerLoader, {"mode": "page"}, ("RGB", "L", "1")),
+        # With its layout model it writes no picture that fills a page.
+        (
+            PyMuPDF4LLMLoader,
+            {"extract_images": True, "use_layout": False},
+            ("RGB", "L", "CMYK", "1"),
+        ),
+    ],
 )
 def test_s1_pictures_of_every_kind_get_their_text(
-    loader: Any, channels: str, tmp_path: Path
+    loader: Any, options: dict[str, Any], modes: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Thread row 3: one odd picture aborts the file."""
     engine = ScriptedEngine(lambda r: default_script(r) if r.task == "layout" else "READ")
-    parser = MDiffImageParser(engine=engine, channels=channels)  # type: ignore[arg-type]
-    # PyPDFLoader itself cannot reshape a 1-bit picture.
-    modes = ("RGB", "L", "CMYK") if loader is PyPDFLoader else ("RGB", "L", "CMYK", "1")
-    path = pdf_of_pictures(tmp_path, *modes)
-    documents = loader(path, images_parser=parser, images_inner_format="text").load()
+    parser = MDiffImageParser(engine=engine)
+    documents = loader(pdf_of_pictures(tmp_path, *modes), images_parser=parser, **options).load()
     assert ["READ" in d.page_content for d in documents] == [True] * len(modes)
 
 
 @pytest.mark.parametrize(
-    ("parser_class", "channels"),
-    [(PyMuPDFParser, "auto"), (PyPDFium2Parser, "bgr"), (PyPDFParser, "auto")],
+    ("parser_class", "options", "channels"),
+    [
+        (PyMuPDFParser, {}, "auto"),
+        (PyPDFium2Parser, {}, "bgr"),
+        (PyPDFParser, {}, "auto"),
+        (PDFMinerParser, {}, "auto"),
+        (PyMuPDF4LLMParser, {"extract_images": True, "use_layout": False}, "auto"),
+    ],
 )
-def test_s1_a_red_picture_is_red(parser_class: Any, channels: str, tmp_path: Path) -> None:
+def test_s1_a_red_picture_is_red(
+    parser_class: Any, options: dict[str, Any], channels: str, tmp_path: Path
+) -> None:
     """PyPDFium2 sends BGR: unnoticed, blue ink is read as red."""
     seen = []
 
@@ -109,7 +145,7 @@ def test_s1_a_red_picture_is_red(parser_class: Any, channels: str, tmp_path: Pat
 
     parser = MDiffImageParser(engine=ScriptedEngine(script), channels=channels)  # type: ignore[arg-type]
     blob = Blob.from_path(pdf_of_pictures(tmp_path, "RGB"))
-    list(parser_class(images_parser=parser).lazy_parse(blob))
+    list(parser_class(images_parser=parser, **options).lazy_parse(blob))
     assert np.abs(np.subtract(seen[0], (255, 0, 0))).max() < 20
 
 
@@ -124,22 +160,36 @@ def test_s1_an_unreadable_picture_does_not_end_the_load(tmp_path: Path) -> None:
     assert len(loader.load()) == 2
 
 
-def test_s1_text_of_pictures_is_added_to_the_text_layer(tmp_path: Path) -> None:
-    import pymupdf
-
-    with pymupdf.open() as document:
-        page = document.new_page(width=300, height=300)
-        page.insert_text((20, 40), "text layer")
-        buffer = io.BytesIO()
-        picture("RGB").save(buffer, "PNG")
-        page.insert_image((20, 100, 180, 220), stream=buffer.getvalue())
-        document.save(tmp_path / "both.pdf")
+@pytest.mark.parametrize(
+    ("loader", "options", "expected"),
+    [
+        (PyMuPDFLoader, {}, "text layer\n\nPICTURE"),
+        (PDFMinerLoader, {}, "text layer\n\nPICTURE"),
+        (PDFMinerLoader, {"mode": "page"}, "text layer\n\nPICTURE"),
+        # Its own OCR would read the page once more where Tesseract is installed.
+        (
+            PyMuPDF4LLMLoader,
+            {"extract_images": True, "use_ocr": False},
+            "text layer\n\n![PICTURE](#)",
+        ),
+        (
+            PyMuPDF4LLMLoader,
+            {"extract_images": True, "use_layout": False, "mode": "single"},
+            "text layer\n\n![PICTURE](#)",
+        ),
+    ],
+)
+def test_s1_text_of_pictures_is_added_to_the_text_layer(
+    loader: Any, options: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
     engine = ScriptedEngine(lambda r: default_script(r) if r.task == "layout" else "PICTURE")
-    loader = PyMuPDFLoader(
-        str(tmp_path / "both.pdf"), images_parser=MDiffImageParser(engine=engine)
-    )
-    [document] = loader.load()
-    assert "text layer" in document.page_content and "PICTURE" in document.page_content
+    [document] = loader(
+        pdf_of_text_and_picture(tmp_path), images_parser=MDiffImageParser(engine=engine), **options
+    ).load()
+    # How many blank lines stand between them is the carrier's affair.
+    lines = [line.strip() for line in document.page_content.splitlines()]
+    assert "\n\n".join(filter(None, lines)) == expected
+    assert [asked.task for asked in engine.asked] == ["layout", "text"]
 
 
 # -- S2 to S4: parser=, handlers= ---------------------------------------------------------------
