@@ -13,7 +13,14 @@ from typing import Literal
 from mdiff_core.config import suggest
 from mdiff_core.errors import ConfigError
 
-__all__ = ["Delimiters", "check_latex", "escape_dollars", "strip_delimiters", "wrap_formula"]
+__all__ = [
+    "Delimiters",
+    "check_latex",
+    "escape_dollars",
+    "strip_delimiters",
+    "tidy_spacing",
+    "wrap_formula",
+]
 
 Delimiters = Literal["brackets", "dollars", "none"]
 
@@ -36,6 +43,15 @@ _TOKEN = re.compile(
     r"\\(?P<environment>begin|end)\s*\{(?P<name>[^{}]*)\}|\\(?P<fence>left|right)(?![A-Za-z])"
     r"|\\(?P<command>[A-Za-z]+|[\s\S])|(?P<comment>%[^\n]*)|(?P<other>\S)"
 )
+
+_PIECE = re.compile(r"[ \t\r\n]+|\\[A-Za-z]+\*?|\\[\s\S]|[A-Za-z0-9]+|[\s\S]")
+_BLANK = frozenset(" \t\r\n")
+# Their argument is text, where a blank is a blank.
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text[a-z]*|[fhm]box|(?:short)?intertext|tag\*?|label|(?:eq|h)?ref)"
+)
+# What holds text, or ends at the end of a line, is not told apart from formulas here.
+_NOT_ONLY_MATH = frozenset({"%", "$", "\\(", "\\)", "\\verb", "tabular"})
 
 
 def strip_delimiters(text: str) -> str:
@@ -105,6 +121,78 @@ def wrap_formula(latex: str, delimiters: Delimiters = "brackets") -> str:
     before, after = _WRAPPERS[delimiters]
     bare = strip_delimiters(latex)
     return f"{before}{bare}{after}" if bare else ""
+
+
+def tidy_spacing(latex: str) -> str:
+    r"""Take out the blanks that mean nothing: ``\mathrm {m a x} _ {1 0}`` is ``\mathrm{max}_{10}``.
+
+    Models write a blank after each token. TeX skips it; readers of the source, search, and
+    converters to MathML do not (two digits become two numbers). Blanks around operators and
+    between words stay, and so do all of ``\text{…}`` and the like. What TeX sets is the same. A
+    formula with comments or with formulas inside text is returned as it is.
+
+    Args:
+        latex: Bare LaTeX.
+
+    Returns:
+        The same formula. Doing it twice changes nothing.
+    """
+    pieces = _pieces(latex)
+    if not _NOT_ONLY_MATH.isdisjoint(pieces):
+        return latex
+    return "".join(
+        piece for i, piece in enumerate(pieces) if piece[0] not in _BLANK or _counts(pieces, i)
+    )
+
+
+def _pieces(latex: str) -> list[str]:
+    """Cut LaTeX into commands, words, signs and blanks; a group of text is one piece."""
+    pieces: list[str] = []
+    start = 0
+    while match := _PIECE.match(latex, start):
+        end = match.end()
+        before = next((piece for piece in reversed(pieces[-2:]) if piece[0] not in _BLANK), "")
+        if match.group() == "{" and _TEXT_COMMAND.fullmatch(before):
+            end = _end_of_group(latex, start)
+        pieces.append(latex[start:end])
+        start = end
+    return pieces
+
+
+def _end_of_group(latex: str, start: int) -> int:
+    depth = 0
+    for match in _PIECE.finditer(latex, start):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return match.end()
+    return len(latex)
+
+
+def _counts(pieces: list[str], i: int) -> bool:
+    """Say whether the blank that is piece ``i`` stays."""
+    if i in (0, len(pieces) - 1) or pieces[i - 1] == r"\\":
+        return True  # after a line break it may keep a bracket from being an option, or a delimiter
+    before, after = pieces[i - 1], pieces[i + 1]
+    if before in ("{", "(", "[", "_", "^") or after in ("}", ")", "]", "_", "^"):
+        return False
+    is_word = before.isalnum()
+    if after in (",", ";", ".", "'"):
+        return not (is_word or before[-1] in "})]")
+    if after[0] == "{":
+        return not (is_word or before[-1] in "}]" or _is_command(before))
+    if after == "(":
+        return not is_word
+    earlier = [piece for piece in pieces[max(i - 3, 0) : i - 1] if piece[0] not in _BLANK]
+    if before == ".":
+        decimal = i > 2 and pieces[i - 2][0] in _BLANK and earlier[0][-1:].isdigit()
+        return not (decimal and after.isdigit())
+    # `\frac 1 2` and `x_i y` stay readable: what follows a command or a script is its argument.
+    is_argument = bool(earlier) and (earlier[-1] in "_^" or _is_command(earlier[-1]))
+    return not (is_word and after.isalnum() and len(before) == len(after) == 1 and not is_argument)
+
+
+def _is_command(piece: str) -> bool:
+    return piece[0] == "\\" and piece[1:].rstrip("*").isalpha()
 
 
 def check_latex(latex: str) -> str | None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage, Region, RegionType
 from mdiff_adapters.export.structure import FURNITURE, Block, page_blocks
+from mdiff_adapters.formulas import tidy_spacing
 from mdiff_adapters.tables import Table
 from mdiff_core.errors import EngineUnavailableError
 
@@ -174,8 +175,12 @@ def _add_region(out: Any, page: ParsedPage, region: Region) -> Any:
             image=_image(page, region), prov=_prov(page, region, ""), content_layer=layer
         )
     if region.latex:
+        formula = tidy_spacing(region.latex)
         return out.add_formula(
-            text=region.latex, prov=_prov(page, region, region.latex), content_layer=layer
+            text=formula,
+            orig=region.latex,
+            prov=_prov(page, region, formula),
+            content_layer=layer,
         )
     if label in (DocItemLabel.TABLE, DocItemLabel.FORMULA, DocItemLabel.LIST_ITEM):
         # No table or formula came of it, only its words.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage, Region
 from mdiff_adapters.export.structure import Block, Images, image_url, page_blocks
-from mdiff_adapters.formulas import Delimiters, wrap_formula
+from mdiff_adapters.formulas import Delimiters, tidy_spacing, wrap_formula
 
 __all__ = ["page_to_html", "to_html"]
 
@@ -97,8 +97,8 @@ def _body(region: Region, delimiters: Delimiters, images: Images) -> Iterator[st
     if region.table is not None:
         yield region.table.to_html()
     if region.latex:
-        formula = html.escape(wrap_formula(region.latex, delimiters), quote=False)
-        yield f'<div class="formula">{formula}</div>'
+        formula = wrap_formula(tidy_spacing(region.latex), delimiters)
+        yield f'<div class="formula">{html.escape(formula, quote=False)}</div>'
     if not region.text:
         return
     if region.type in ("code", "algorithm"):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage, Region
 from mdiff_adapters.export.structure import Block, Images, image_url, page_blocks
-from mdiff_adapters.formulas import Delimiters, escape_dollars, wrap_formula
+from mdiff_adapters.formulas import Delimiters, escape_dollars, tidy_spacing, wrap_formula
 from mdiff_core.config import suggest
 from mdiff_core.errors import ConfigError
 
@@ -114,7 +114,7 @@ def _body(region: Region, delimiters: Delimiters, table_format: TableFormat, ima
         )
         parts.append(region.table.to_markdown() if piped else region.table.to_html())
     if region.latex:
-        parts.append(wrap_formula(region.latex, delimiters))
+        parts.append(wrap_formula(tidy_spacing(region.latex), delimiters))
     if region.text:
         parts.append(_prose(region))
     return "\n\n".join(parts)

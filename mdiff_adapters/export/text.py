@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage, Region
 from mdiff_adapters.export.structure import page_blocks
+from mdiff_adapters.formulas import tidy_spacing
 
 __all__ = ["page_to_text", "region_text", "to_text"]
 
@@ -50,5 +51,5 @@ def region_text(region: Region) -> str:
     if region.table is not None:
         rows = ("\t".join(" ".join(text.split()) for text in row) for row in region.table.rows())
         parts += [region.table.caption, "\n".join(rows)]
-    parts += [region.latex or "", region.text]
+    parts += [tidy_spacing(region.latex or ""), region.text]
     return "\n".join(part for part in parts if part)

@@ -26,7 +26,7 @@ from docling_mdiff.options import EngineOptions, MDiffPdfPipelineOptions
 from docling_mdiff.pages import document_origin
 from docling_mdiff.reading_order import MDiffReadingOrderModel
 from mdiff_adapters.engines import Engine, Request
-from mdiff_adapters.formulas import strip_delimiters
+from mdiff_adapters.formulas import strip_delimiters, tidy_spacing
 from mdiff_adapters.text import strip_special_tokens
 
 
@@ -97,7 +97,7 @@ class FormulaDeliveryModel(GenericEnrichmentModel[FormulaElement]):
         self._read([element for element in elements if element.image is not None])
         for element in elements:
             if element.latex:
-                element.item.text = element.latex
+                element.item.text = tidy_spacing(element.latex)
                 element.item.orig = element.item.orig or element.latex
             yield element.item
 

@@ -48,6 +48,7 @@ from mdiff_adapters.export import (
     to_text,
 )
 from mdiff_adapters.export.docling import LABELS, table_data
+from mdiff_adapters.formulas import tidy_spacing
 from mdiff_adapters.segmenters import PageImage, SegmenterOptions
 from mdiff_adapters.segmenters.model import ModelSegmenter
 from mdiff_adapters.tables import Table
@@ -381,7 +382,7 @@ def body_texts(doc: ParsedDocument) -> list[str]:
     told = []
     for found in doc.regions:
         told += [cell.text for cell in found.table.cells] if found.table is not None else []
-        told += [text for text in (found.latex, found.text) if text]
+        told += [text for text in (tidy_spacing(found.latex or ""), found.text) if text]
     return [text for text in told if text]
 
 
@@ -390,7 +391,7 @@ def test_drawn_pages_in_markdown_html_and_text(report: ParsedDocument) -> None:
     end = 0
     repeated = "The same words stand here."
     for found in report.regions:
-        for text in filter(None, [found.text, found.latex]):
+        for text in filter(None, [found.text, tidy_spacing(found.latex or "")]):
             shown = text.replace("$", r"\$")
             assert out.count(shown) == (2 if text == repeated else out.count(shown)) > 0
             end = out.index(shown, end) + len(shown)

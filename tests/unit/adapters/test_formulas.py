@@ -1,13 +1,21 @@
-"""Formulas: delimiters (D1), validity (D2), numbers (D5), and money in markdown."""
+"""Formulas: delimiters (D1), validity (D2), spacing (D3), numbers (D5), and money in markdown."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdiff_adapters.errors import ConfigError
-from mdiff_adapters.formulas import check_latex, escape_dollars, strip_delimiters, wrap_formula
+from mdiff_adapters.formulas import (
+    check_latex,
+    escape_dollars,
+    strip_delimiters,
+    tidy_spacing,
+    wrap_formula,
+)
 
 ANSWERS = [
     "x^2",
@@ -77,6 +85,71 @@ def test_stripping_and_wrapping_are_idempotent(text: str, delimiters: str) -> No
     wrapped = wrap_formula(text, delimiters)  # type: ignore[arg-type]
     assert strip_delimiters(wrapped) == bare
     assert wrap_formula(strip_delimiters(wrapped), delimiters) == wrapped  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("latex", "tidy"),
+    [
+        (
+            r"f n ( Q , K ) = \text {s o f t} ( \frac { Q K ^ { T } } { \sqrt { d _ { k } } } ) V",
+            r"fn(Q, K) = \text{s o f t} (\frac{QK^{T}}{\sqrt{d_{k}}}) V",
+        ),
+        (r"\operatorname {s o f t m a x} (x)", r"\operatorname{softmax} (x)"),
+        (r"\operatorname* {a r g m a x} _ {x}", r"\operatorname*{argmax}_{x}"),
+        (r"1 6 \pi G + 0 . 5", r"16 \pi G + 0.5"),
+        (r"\hspace {1 c m} x", r"\hspace{1cm} x"),
+        (r"\begin {array} {c c} a & b \end {array}", r"\begin{array}{cc} a & b \end{array}"),
+        (r"\{ a \} , \tag { 1 }", r"\{ a \}, \tag{ 1 }"),
+    ],
+)
+def test_blanks_without_meaning_go_away_d3(latex: str, tidy: str) -> None:
+    assert tidy_spacing(latex) == tidy
+
+
+@pytest.mark.parametrize(
+    "latex",
+    [
+        "",
+        "x = 1",
+        r"\alpha x",
+        r"\frac 1 2",
+        "x_i y",
+        r"a \ b",
+        r"a \\ [b]",  # without the blank, [b] would be a distance
+        r"[a \\ ]",  # nor is there a delimiter now
+        r"\mathrm{for all}",
+        r"\text{a _ {b} c} + \tag*{1 2}",
+        r"\text{if $x _ 1$ and {so} on} = 3",
+        r"\text{cut a b",
+        "a b % a b\nc d",
+        r"\(a b\) and $c d$",
+        r"\begin{tabular}{c} a b \end{tabular}",
+    ],
+)
+def test_blanks_that_count_stay_d3(latex: str) -> None:
+    assert tidy_spacing(latex) == latex
+
+
+def tex_tokens(latex: str) -> list[str]:
+    """Return what TeX sees of a formula; a blank is seen only where it keeps `[` from `\\\\`."""
+    return re.findall(r"\\[A-Za-z]+|\\\\\s+(?=[\[*])|\\[\s\S]|\S", latex)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [" ", " ", " ", "\n", "\\", r"\\", r"\ ", r"\frac", r"\tag", r"\text", "{", "}",
+             "[", "]", "(", ")",
+             "_", "^", ",", ".", "*", "=", "a", "b", "cd", "1", "23", r"\,", "'"]
+        ),
+        max_size=16,
+    ).map("".join)
+)  # fmt: skip
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_tidy_formulas_are_the_same_to_tex(latex: str) -> None:
+    tidy = tidy_spacing(latex)
+    assert tex_tokens(tidy) == tex_tokens(latex)
+    assert tidy_spacing(tidy) == tidy
 
 
 @pytest.mark.parametrize(

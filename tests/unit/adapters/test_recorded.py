@@ -32,7 +32,7 @@ from mdiff_adapters.export import (
     to_text,
 )
 from mdiff_adapters.export.markdown import escape_text
-from mdiff_adapters.formulas import strip_delimiters, wrap_formula
+from mdiff_adapters.formulas import strip_delimiters, tidy_spacing, wrap_formula
 from mdiff_adapters.layout import parse_layout
 from mdiff_adapters.segmenters import PageImage, SegmenterOptions
 from mdiff_adapters.segmenters.model import ModelSegmenter
@@ -101,7 +101,7 @@ def shown(page: ParsedPage) -> Iterator[str]:
         if region.table is not None:
             yield region.table.to_html()
         elif region.latex is not None:
-            yield wrap_formula(region.latex)
+            yield wrap_formula(tidy_spacing(region.latex))
         elif region.text:
             yield escape_text(" ".join(region.text.split("\n")))
 
@@ -196,7 +196,11 @@ def test_json_and_docling_round_trips(folder: Path, name: str) -> None:
     assert len(out.tables) == sum(region.table is not None for region in page.regions)
     assert len(out.pictures) == sum(region.type == "image" for region in page.regions)
     texts = [item.text for item in items if getattr(item, "text", "")]
-    told = [region.latex or region.text for region in page.regions if region.latex or region.text]
+    told = [
+        tidy_spacing(region.latex) if region.latex else region.text
+        for region in page.regions
+        if region.latex or region.text
+    ]
     assert sorted(texts) == sorted(told)
 
 

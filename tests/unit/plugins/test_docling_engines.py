@@ -976,6 +976,37 @@ def test_formula_enrichment_reads_the_formulas_of_born_digital_pages(use, tmp_pa
     assert item.orig == "a2"
 
 
+SPACED = r"\[\operatorname {m a x} _ {1 0} (d _ {k}) < 0 . 5\]"
+BARE = r"\operatorname {m a x} _ {1 0} (d _ {k}) < 0 . 5"
+TIDY = r"\operatorname{max}_{10} (d_{k}) < 0.5"
+
+
+def test_spaced_formulas_are_delivered_without_the_blanks(use, tmp_path):
+    """docling#2374: docling exports the text of a formula as it is."""
+    layout = "\n".join([record("100 100 900 300", "equation"), record("100 400 900 600", "text")])
+    inline = r"Let \(d_k < 3\) hold."
+    use(ScriptedEngine(answers(layout, formula=SPACED, text=inline)))
+    document = converter().convert(scan(tmp_path / "scan.pdf")).document
+    formula = document.texts[0]
+    assert (formula.text, formula.orig) == (TIDY, BARE)
+    assert document.export_to_text() == f"$${TIDY}$$\n\n{inline}"
+    # Nothing is escaped in a formula of its own; in the text it is, unless one says otherwise.
+    assert document.export_to_markdown().split("\n\n")[0] == f"$${TIDY}$$"
+    whole = document.export_to_markdown(escape_underscores=False, escape_html=False)
+    assert whole == f"$${TIDY}$$\n\n{inline}"
+    page = document.export_to_html()
+    assert f'<annotation encoding="TeX">{TIDY.replace("<", "&lt;")}</annotation>' in page
+    assert "<mn>10</mn>" in page and "<mn>0.5</mn>" in page
+
+
+def test_spaced_formulas_of_born_digital_pages_lose_the_blanks_too(use, tmp_path):
+    use(ScriptedEngine(answers("", formula=SPACED)))
+    (tmp_path / "digital.pdf").write_bytes(sample_pdf(1, size_pt=PAGE_PT, texts=["a2"]))
+    boxes = [("formula", (0.0, 370.0, 300.0, 420.0))]
+    result = converter(boxes=boxes, do_formula_enrichment=True).convert(tmp_path / "digital.pdf")
+    assert markdown(result) == f"$${TIDY}$$"
+
+
 def test_a_formula_that_cannot_be_read_is_an_error_of_its_page(use, tmp_path):
     def script(request):
         raise EngineError("formula boom")

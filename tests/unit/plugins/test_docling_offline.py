@@ -29,7 +29,7 @@ from packaging.version import Version
 from PIL import Image, ImageDraw, ImageFont
 
 from docling_mdiff import MDiffOcrOptions, make_converter
-from mdiff_adapters.formulas import strip_delimiters
+from mdiff_adapters.formulas import strip_delimiters, tidy_spacing
 from mdiff_adapters.tables import parse_html
 
 
@@ -271,7 +271,8 @@ def check_content(document, item, region) -> None:
         assert item.label is DocItemLabel.PICTURE
     elif kind == "equation":
         assert item.label is DocItemLabel.FORMULA
-        assert item.text == strip_delimiters(content)
+        assert item.orig == strip_delimiters(content)
+        assert item.text == tidy_spacing(item.orig)
     else:
         marker = getattr(item, "marker", "")
         assert "".join(words(content)) in "".join(words(f"{marker} {item.text}"))
