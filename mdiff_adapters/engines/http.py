@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -23,7 +22,7 @@ from typing_extensions import Self
 from mdiff_adapters.config import server_api_key
 from mdiff_adapters.engines.answers import failed, unsupported
 from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Request, Task
-from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.shared import SpecEngine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import (
     ConfigError,
@@ -94,7 +93,7 @@ class HttpOptions:
                 )
 
 
-class HttpEngine:
+class HttpEngine(SpecEngine):
     """Answers through an OpenAI-compatible server.
 
     The server is asked for its models when the engine is built, so that a wrong address, key or
@@ -128,10 +127,9 @@ class HttpEngine:
             raise ImportError(
                 'engine http:// needs httpx: pip install "mdiff-adapters[http]"', name="httpx"
             ) from error
+        super().__init__(spec or EngineSpec(base_url))
         self._options = options or HttpOptions()
         self._url = _api_root(base_url)
-        self._spec = spec or EngineSpec(base_url)
-        self._closed = False
         self._warned: set[str] = set()
         self._gate = threading.Lock()
         key = self._options.api_key or server_api_key()
@@ -155,11 +153,6 @@ class HttpEngine:
         return cls(spec.target, strict_from_dict(HttpOptions, dict(spec.options)), spec=spec)
 
     @property
-    def name(self) -> str:
-        """The spec string it was built from."""
-        return self._spec.spec
-
-    @property
     def model(self) -> str:
         """Name of the model at the server."""
         return self._model
@@ -168,11 +161,6 @@ class HttpEngine:
     def capabilities(self) -> Capabilities:
         """What the server says it can do; all four tasks where it says nothing."""
         return self._capabilities
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     def answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Yield one answer a request, in the order of completion.
@@ -186,10 +174,7 @@ class HttpEngine:
         Raises:
             EngineError: If the engine is closed.
         """
-        if self._closed:
-            raise EngineError(
-                "the engine is closed", hint="open_engine builds a new one", adapter=self.name
-            )
+        self._check_open()
         return self._answer(requests)
 
     def _answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
@@ -327,24 +312,9 @@ class HttpEngine:
 
     def close(self) -> None:
         """Close the connections; requests that are under way fail."""
-        self._closed = True
+        super().close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Connections do not travel to another process; the address does.
-        return (open_engine, (self._spec,))
 
 
 def map_error(error: Exception, timeout_s: float) -> EngineError:

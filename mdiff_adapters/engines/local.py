@@ -9,14 +9,13 @@ import inspect
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
 from mdiff_adapters.engines.answers import failed, unsupported
 from mdiff_adapters.engines.base import Answer, Capabilities, Request
-from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.shared import SpecEngine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, EngineError
 from mdiff_core.config import suggest
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from mdiff_core import Engine as CoreEngine
 
 
-class LocalEngine:
+class LocalEngine(SpecEngine):
     """Answers with a model in this process.
 
     Callers in several threads share the core's continuous batch: whoever waits runs the next
@@ -39,9 +38,8 @@ class LocalEngine:
     """
 
     def __init__(self, core: CoreEngine, spec: EngineSpec | None = None) -> None:
+        super().__init__(spec or EngineSpec("tiny"))
         self._core = core
-        self._spec = spec or EngineSpec("tiny")
-        self._closed = False
         self._pid = os.getpid()
 
     @classmethod
@@ -72,19 +70,9 @@ class LocalEngine:
         return self._core
 
     @property
-    def name(self) -> str:
-        """The spec string it was built from."""
-        return self._spec.spec
-
-    @property
     def capabilities(self) -> Capabilities:
         """What its checkpoint was trained for."""
         return self._core.capabilities
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     def answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Yield one answer a request, in the order of completion.
@@ -99,10 +87,7 @@ class LocalEngine:
         Raises:
             EngineError: If the engine is closed, or was built before a fork.
         """
-        if self._closed:
-            raise EngineError(
-                "the engine is closed", hint="open_engine builds a new one", adapter=self.name
-            )
+        self._check_open()
         if self._pid != os.getpid():
             raise EngineError(
                 "this engine belongs to the parent process",
@@ -132,23 +117,8 @@ class LocalEngine:
     def close(self) -> None:
         """Release the model; who is waiting for answers gets errors."""
         if not self._closed:
-            self._closed = True
+            super().close()
             self._core.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A model does not travel to another process; what it was built from does.
-        return (open_engine, (self._spec,))
 
 
 class _Feed:

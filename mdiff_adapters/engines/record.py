@@ -17,15 +17,14 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typing_extensions import Self
 
 from mdiff_adapters.document import ParsedPage, Region
 from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engine, Request
 from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.shared import ClosedOnExit
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.export import page_to_markdown
@@ -45,7 +44,7 @@ _JPEG_QUALITY = 95
 _ROTATIONS = {0: "up", 90: "right", 180: "down", 270: "left"}
 
 
-class RecordingEngine:
+class RecordingEngine(ClosedOnExit):
     """An engine that keeps what another one answers.
 
     Args:
@@ -101,17 +100,6 @@ class RecordingEngine:
         """Forget what was kept; the engine that is asked stays open."""
         with self._lock:
             self._kept = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def record(

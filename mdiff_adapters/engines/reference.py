@@ -12,14 +12,13 @@ import json
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
 from mdiff_adapters.engines.answers import failed, unsupported
 from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Request
-from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.shared import SpecEngine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import CheckpointError, ConfigError, EngineError
 from mdiff_core.config import strict_from_dict
@@ -28,7 +27,7 @@ from mdiff_core.prompts import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
 MASK_TOKEN = "<|MASK|>"
 
 
-class ReferenceEngine:
+class ReferenceEngine(SpecEngine):
     """Answers with the classes that the checkpoint folder brings along.
 
     Upstream always samples. At temperature 0 its sampler is replaced by argmax with the mask token
@@ -77,11 +76,10 @@ class ReferenceEngine:
                 f"ReferenceEngine.dtype = {dtype!r} is out of range",
                 hint=f"allowed: auto, {', '.join(kinds)}",
             )
-        self._spec = spec or EngineSpec(f"reference:{path}")
+        super().__init__(spec or EngineSpec(f"reference:{path}"))
         self._device = device
         self._dtype = kinds["bfloat16" if dtype == "auto" else dtype]
         self._lock = threading.Lock()
-        self._closed = False
         self._capabilities = _capabilities(path)
         options = {"trust_remote_code": True, "local_files_only": True}
         try:
@@ -112,19 +110,9 @@ class ReferenceEngine:
         return cls(spec.target, spec=spec, **options)
 
     @property
-    def name(self) -> str:
-        """The spec string it was built from."""
-        return self._spec.spec
-
-    @property
     def capabilities(self) -> Capabilities:
         """What ``config.json`` says the checkpoint was trained for."""
         return self._capabilities
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     def answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Yield one answer a request, in order, one request at a time.
@@ -132,10 +120,7 @@ class ReferenceEngine:
         Raises:
             EngineError: If the engine is closed.
         """
-        if self._closed:
-            raise EngineError(
-                "the engine is closed", hint="open_engine builds a new one", adapter=self.name
-            )
+        self._check_open()
         return (self._answer(request) for request in requests)
 
     def _answer(self, request: Request) -> Answer:
@@ -233,22 +218,8 @@ class ReferenceEngine:
     def close(self) -> None:
         """Release the model."""
         with self._lock:
-            self._closed = True
+            super().close()
             self._model = self._processor = self._tokenizer = self._own_sampler = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (open_engine, (self._spec,))
 
 
 def _threshold(decode: DecodeConfig) -> float:

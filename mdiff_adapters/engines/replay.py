@@ -10,13 +10,12 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
-
-from typing_extensions import Self
 
 from mdiff_adapters.engines.answers import failed
 from mdiff_adapters.engines.base import Answer, Capabilities, Request
+from mdiff_adapters.engines.shared import SpecEngine
+from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, EngineError, EngineUnavailableError
 from mdiff_adapters.tables import parse_table_answer
 
@@ -26,7 +25,7 @@ BOX_TOLERANCE = 0.005
 """How far corners may be apart, as a fraction of the page, for two boxes to be the same region."""
 
 
-class ReplayEngine:
+class ReplayEngine(SpecEngine):
     """Answers from a folder of recorded pages.
 
     The page is found by the stem of the document's file name: page 3 of ``report.pdf`` is
@@ -53,7 +52,8 @@ class ReplayEngine:
             raise ConfigError(f"tables = {tables!r} is unknown", hint="recorded or otsl")
         self._folder = Path(folder)
         self._tables = tables
-        self._closed = False
+        options = (("tables", tables),) if tables != "recorded" else ()
+        super().__init__(EngineSpec(f"replay:{self._folder}", options))
         self._pages = {path.stem: path for path in sorted(self._folder.glob("*.json"))}
         if not self._pages:
             what = "no recorded page in" if self._folder.is_dir() else "no folder"
@@ -65,19 +65,9 @@ class ReplayEngine:
         self._loaded: dict[str, Mapping[str, Any]] = {}
 
     @property
-    def name(self) -> str:
-        """The spec string, ``replay:`` and the folder."""
-        return f"replay:{self._folder}"
-
-    @property
     def capabilities(self) -> Capabilities:
         """All four tasks, on regions."""
         return Capabilities()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
 
     def answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Yield one answer a request, in order.
@@ -87,25 +77,13 @@ class ReplayEngine:
         Raises:
             EngineError: If the engine is closed.
         """
-        if self._closed:
-            raise EngineError("the engine is closed", adapter=self.name)
+        self._check_open()
         return (self._answer(request) for request in requests)
 
     def close(self) -> None:
         """Refuse further calls."""
-        self._closed = True
+        super().close()
         self._loaded = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _answer(self, request: Request) -> Answer:
         try:

@@ -6,16 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
 from mdiff_adapters.engines.answers import failed, unsupported
 from mdiff_adapters.engines.base import Answer, Capabilities, Request, Task
-from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.shared import SpecEngine
 from mdiff_adapters.engines.spec import EngineSpec
-from mdiff_adapters.errors import ConfigError, EngineError
+from mdiff_adapters.errors import ConfigError
 
 Script = Callable[[Request], "str | Answer"]
 """Says what is answered to a request; an exception it raises becomes the answer's error."""
@@ -46,7 +45,7 @@ def default_script(request: Request) -> str:
     return "Text" if page is None else f"Text of page {page + 1}"
 
 
-class ScriptedEngine:
+class ScriptedEngine(SpecEngine):
     """An engine whose answers are written down.
 
     ``open_engine("scripted:")`` gives one with the default script, so that worker processes can
@@ -71,12 +70,12 @@ class ScriptedEngine:
         delay_s: float = 0.0,
         name: str = "scripted:",
     ) -> None:
+        super().__init__(EngineSpec("scripted:", (("delay_s", delay_s),) if delay_s else ()))
         self._script = script
         self._capabilities = capabilities or Capabilities()
         self._delay_s = delay_s
         self._name = name
         self._lock = threading.Lock()
-        self._closed = False
         self.asked: list[Asked] = []
         self.num_calls = 0
 
@@ -101,19 +100,13 @@ class ScriptedEngine:
         """What it claims to know."""
         return self._capabilities
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
     def answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Yield one answer a request, in order, each before the next request is pulled.
 
         Raises:
             EngineError: If the engine is closed.
         """
-        if self._closed:
-            raise EngineError("the engine is closed", adapter=self.name)
+        self._check_open()
         with self._lock:
             self.num_calls += 1
         return (self._answer(request) for request in requests)
@@ -148,23 +141,7 @@ class ScriptedEngine:
             num_forwards=1,
         )
 
-    def close(self) -> None:
-        """Refuse further calls."""
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self._script is not default_script:
             raise TypeError("a ScriptedEngine with a script of its own cannot be pickled")
-        options = (("delay_s", self._delay_s),) if self._delay_s else ()
-        return (open_engine, (EngineSpec("scripted:", options),))
+        return super().__reduce__()

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from docling.datamodel.accelerator_options import AcceleratorDevice, AcceleratorOptions
@@ -19,7 +18,6 @@ from docling.datamodel.base_models import DoclingComponentType, ErrorItem, Failu
 from docling.datamodel.document import ConversionResult
 from docling.exceptions import OperationNotAllowed
 from docling.utils.accelerator_utils import decide_device
-from typing_extensions import Self
 
 from docling_mdiff.options import EngineOptions
 from mdiff_adapters.engines import (
@@ -32,6 +30,7 @@ from mdiff_adapters.engines import (
     open_engine,
 )
 from mdiff_adapters.engines.answers import failed
+from mdiff_adapters.engines.shared import ClosedOnExit
 from mdiff_adapters.errors import EngineError, EngineTimeoutError
 
 logger = logging.getLogger(__name__)
@@ -151,7 +150,7 @@ class GivenLayout:
         return replace(request, origin={**request.origin, "order": order, "region": region})
 
 
-class StageEngine:
+class StageEngine(ClosedOnExit):
     """An engine as a segmenter sees it from inside a docling stage: it never raises.
 
     Args:
@@ -205,17 +204,6 @@ class StageEngine:
 
     def close(self) -> None:
         """Do nothing: the engine belongs to everybody."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def record_error(

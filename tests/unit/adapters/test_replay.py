@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def test_pages_are_found_by_stem_and_number(report_tiff: Path) -> None:
         assert [r.text for r in alone.regions] == [r.text for r in second.regions]
     with pytest.raises(EngineError, match="closed"):
         engine.answer([])
+
+
+def test_it_pickles_as_its_spec() -> None:
+    travelled = pickle.loads(pickle.dumps(ReplayEngine(FOLDER, tables="otsl")))
+    assert travelled is open_engine(f"replay:{FOLDER}", tables="otsl")
 
 
 def test_the_spec_string_opens_it() -> None:

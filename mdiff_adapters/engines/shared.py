@@ -1,0 +1,67 @@
+"""What the engines here have in common; engines of others need none of it. Loads no torch."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.spec import EngineSpec
+from mdiff_adapters.errors import EngineError
+
+
+class ClosedOnExit:
+    """A context manager that closes itself at its end."""
+
+    def close(self) -> None:
+        """Release what is held."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SpecEngine(ClosedOnExit):
+    """The part of an engine that follows from its spec: name, closing, pickling.
+
+    Args:
+        spec: The spec it stands for; its name, and what it pickles as.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The spec string it was built from."""
+        return self._spec.spec
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Refuse further calls."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError(
+                "the engine is closed", hint="open_engine builds a new one", adapter=self.name
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Models and connections do not travel to another process; what they were built from does.
+        return (open_engine, (self._spec,))
