@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import cv2
@@ -265,7 +266,7 @@ def test_confidence_is_weighted_by_tokens() -> None:
     image, boxes = draw((50, 50, "one line"), (50, 90, "another line"))
 
     def script(request: Request) -> Answer:
-        first = request.id == "p0l0s0"
+        first = request.id.startswith("p0l0")
         return Answer(
             id=request.id, text="one line" if first else "another line",
             confidence=0.5 if first else 1.0, num_tokens=1 if first else 3,
@@ -273,6 +274,85 @@ def test_confidence_is_weighted_by_tokens() -> None:
 
     [region] = read(image, FixedDetector(*boxes), scripted(script)).regions
     assert region.confidence == pytest.approx((0.5 + 3 * 1.0) / 4)
+
+
+def again(first: Answer, second: Answer) -> tuple[ParsedPage, list[Request]]:
+    """Read two lines of which one is answered ``first``, then ``second`` if it is asked again."""
+    image, boxes = draw((50, 50, "a doubtful line"), (50, 90, "a sure line"))
+    asked: list[Request] = []
+
+    def script(request: Request) -> Answer:
+        asked.append(request)
+        given = {"p0l0s0": first, "p0l0agains0": second}.get(request.id)
+        return (
+            replace(given, id=request.id)
+            if given
+            else Answer(id=request.id, text="a sure line", confidence=0.999)
+        )
+
+    return read(image, FixedDetector(*boxes), scripted(script)), asked
+
+
+DOUBTFUL = Answer(id="", text="a doubtfull line", confidence=0.9, num_tokens=16, num_forwards=5)
+SURE = Answer(id="", text="a doubtful line", confidence=0.99, num_tokens=15, num_forwards=3)
+
+
+def test_a_doubtful_line_is_read_again_with_more_air_and_the_surer_reading_stays() -> None:
+    page, asked = again(DOUBTFUL, SURE)
+    [region] = page.regions
+    assert [line.text for line in region.lines] == ["a doubtful line", "a sure line"]
+    assert region.lines[0].confidence == 0.99
+    assert [request.id for request in asked] == ["p0l0s0", "p0l1s0", "p0l0agains0"]
+    assert asked[2].origin == asked[0].origin
+    heights = [np.ptp(np.flatnonzero((np.asarray(r.image) < 128).any(axis=(1, 2)))) for r in asked]
+    assert 1 <= heights[0] - heights[2] <= 5  # the letters are a little smaller
+    # What was spent on both readings is the page's cost.
+    assert (page.num_tokens, page.num_forwards) == (16 + 15, 5 + 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (DOUBTFUL, replace(SURE, text="worse", confidence=0.8)),
+        (DOUBTFUL, replace(SURE, text="", finish_reason="empty", confidence=1.0)),
+        (DOUBTFUL, replace(SURE, text="cut", finish_reason="length")),
+        (DOUBTFUL, Answer(id="", finish_reason="timeout", error=EngineError("too late"))),
+    ],
+)
+def test_the_first_reading_stays_where_the_second_is_not_better(
+    first: Answer, second: Answer
+) -> None:
+    page, asked = again(first, second)
+    assert page.regions[0].lines[0].text == first.text
+    assert len(asked) == 3 and page.status == "ok"
+
+
+def test_a_loop_gives_way_to_a_reading_that_ends() -> None:
+    looped = Answer(
+        id="", text="the cat " * 20, finish_reason="length", confidence=0.999, num_tokens=96
+    )
+    page, _ = again(looped, replace(SURE, confidence=0.7))
+    assert (page.regions[0].lines[0].text, page.status) == ("a doubtful line", "ok")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        replace(SURE, confidence=0.99),
+        replace(SURE, confidence=None),
+        Answer(id="", finish_reason="error", error=EngineError("broken")),
+    ],
+)
+def test_a_sure_line_or_a_failed_one_is_not_read_again(first: Answer) -> None:
+    _, asked = again(first, SURE)
+    assert len(asked) == 2
+
+
+def test_an_engine_that_reads_whole_regions_is_asked_once() -> None:
+    image, boxes = draw((50, 50, "one line"))
+    engine = ScriptedEngine(lambda request: replace(DOUBTFUL, id=request.id))
+    read(image, FixedDetector(*boxes), engine)
+    assert engine.num_calls == 1
 
 
 def test_larger_print_is_a_title() -> None:
