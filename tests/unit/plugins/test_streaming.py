@@ -17,8 +17,10 @@ from llama_index.readers.mdiff import MDiffReader
 from mdiff_adapters.engines import Request
 from mdiff_adapters.segmenters import PageImage
 from mdiff_adapters.testing import ScriptedEngine, default_script, sample_pdf
+from mdiff_adapters.testing.contracts import _free_loop
 
 WINDOW = 4
+SCAN = Path(__file__).resolve().parents[3] / "examples" / "scan.png"
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,20 @@ def test_no_more_page_images_than_a_window_and_one(adapter: str, long_pdf: Path)
     )
     assert count == 30
     assert 1 <= max(alive) <= WINDOW + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["langchain", "llama-index"])
+def test_the_loop_stays_free_while_the_embedded_checkpoint_reads(adapter: str) -> None:
+    # Loading is not reading: importing torch alone holds the interpreter for a third of a second.
+    next(iter(documents(adapter, SCAN)))
+
+    async def read() -> int:
+        if adapter == "langchain":
+            return len([page async for page in MDiffLoader(SCAN).alazy_load()])
+        return len(await MDiffReader().aload_data(SCAN))
+
+    assert _free_loop(read) == 1
 
 
 @pytest.mark.slow
