@@ -26,8 +26,8 @@ PAD_SHARE = 0.35
 AIR_SHARE = 0.05
 """Paper kept around the ink of a line, as a share of its ink height.
 
-On clean lines the reader does not mind between 0.04 and 0.11; on scans, where strokes are ragged,
-every pixel of letter height counts."""
+Letters should fill the canvas of the reader: 0.11 costs a quarter more errors on drawn scans, below
+0.05 little is gained (``tests/benchmarks/bench_pages.py --air``)."""
 DESCENT_SHARE = 0.15
 """The same below a line without descenders."""
 CONTRAST_LEVELS = 12
