@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LineCrop", "crop_lines", "quad_angle", "quad_size"]
+__all__ = ["LineCrop", "crop_lines", "quad_angle", "quad_size", "split_crop"]
 
 Gray = npt.NDArray[np.uint8]
 Quad = npt.NDArray[np.float32]
@@ -30,8 +30,14 @@ Letters should fill the canvas of the reader: 0.11 costs a quarter more errors o
 0.05 little is gained (``tests/benchmarks/bench_pages.py --air``)."""
 DESCENT_SHARE = 0.15
 """The same below a line without descenders."""
+MAX_ASCENT = 1.1
+"""Most that letters, with accents, rise above the core band, in heights of the band."""
+MAX_DESCENT = 0.65
+"""Most that letters reach below the core band, in heights of the band."""
 CONTRAST_LEVELS = 12
 """Grey levels below which a crop counts as empty paper."""
+MIN_SPLIT_SHARE = 0.4
+"""Narrowest run at which a line is split at a gutter, as a share of its ink height."""
 MAX_SLOPE = 0.03
 """Largest slope, as rise over run, that is corrected beyond the box's own angle."""
 STRIPS = 24
@@ -107,6 +113,44 @@ def crop_lines(
             gray, box, ink_px = line
             lines.append(LineCrop(gray, _to_page(box, centre, angle, size), ink_px))
     return lines
+
+
+def split_crop(crop: LineCrop, start: float, stop: float) -> tuple[LineCrop, LineCrop] | None:
+    """Cut a crop in two in the middle of its widest ink-free run within bounds.
+
+    Args:
+        crop: A line.
+        start: Where the run may begin, as a share of the crop's width.
+        stop: Where it may end, as a share of the crop's width.
+
+    Returns:
+        Left and right part, each with its own place on the page; None where there is ink all along.
+    """
+    ink = _ink(crop.gray)
+    width = crop.gray.shape[1]
+    low, high = max(0, round(start * width)), min(width, round(stop * width))
+    if ink is None or high <= low:
+        return None
+    runs = _runs(np.asarray(~ink[:, low:high].any(axis=0)))
+    if not runs:
+        return None
+    first, last = max(runs, key=lambda run: run[1] - run[0])
+    if last - first < MIN_SPLIT_SHARE * crop.ink_px:
+        return None
+    at = low + (first + last) // 2
+    parts = []
+    for begin, end in ((0, at), (at, width)):
+        columns = np.flatnonzero(ink[:, begin:end].any(axis=0))
+        if columns.size == 0:
+            return None
+        air = max(1, round(AIR_SHARE * crop.ink_px))
+        x0 = max(begin, begin + int(columns[0]) - air)
+        x1 = min(end, begin + int(columns[-1]) + 1 + air)
+        share = np.array([[x0], [x1], [x1], [x0]], dtype=np.float32) / width
+        left, right = crop.quad[[0, 0, 3, 3]], crop.quad[[1, 1, 2, 2]]
+        quad = np.asarray(left + (right - left) * share, dtype=np.float32)
+        parts.append(LineCrop(np.ascontiguousarray(crop.gray[:, x0:x1]), quad, crop.ink_px))
+    return parts[0], parts[1]
 
 
 def _rectify(page: Gray, centre: Quad, angle: float, size: tuple[int, int]) -> Gray:
@@ -288,13 +332,17 @@ def _tighten(
         return None
 
     kept = np.flatnonzero(keep)
-    # A letter that touches the line above or below must not stretch the crop into it.
-    slack = round(0.15 * height)
-    y0 = max(int(upper[kept].min()), top - slack)
-    y1 = min(int(lower[kept].max()), bottom + slack)
+    # A letter that touches the line above or below must not stretch the crop into it: what letters
+    # have above and below the core band has its limits.
+    core = core_bottom - core_top
+    y0 = max(int(upper[kept].min()), core_top - round(max(MAX_ASCENT * core, 0.3 * height)))
+    y1 = min(int(lower[kept].max()), core_bottom + round(max(MAX_DESCENT * core, 0.25 * height)))
     x0, x1 = int(left[kept].min()), int(right[kept].max())
     paper = np.uint8(np.median(crop[~ink])) if not ink.all() else crop[0, 0]
     clean = _erase(crop, labels, keep, rules, paper)
+    # Letters that were cut must not show in the air; a row for the soft edges of the others.
+    clean[: max(0, y0 - 1)] = paper
+    clean[y1 + 1 :] = paper
     air = max(1, round(AIR_SHARE * (y1 - y0)))
     # A line that happens to have no descenders keeps some of their room.
     has_descenders = y1 - core_bottom > 0.1 * (y1 - y0)
@@ -309,8 +357,6 @@ def _erase(
     """Paint over rules and the components that are not kept, with their soft edges."""
     kept = keep[labels]
     lost = rules | ((labels > 0) & ~kept)
-    if not lost.any():
-        return crop
     kernel = np.ones((3, 3), dtype=np.uint8)
     edges = cv2.dilate(lost.astype(np.uint8), kernel) > 0
     kept_edges = cv2.dilate(kept.astype(np.uint8), kernel) > 0

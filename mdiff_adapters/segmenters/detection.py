@@ -23,8 +23,13 @@ __all__ = ["LineDetector", "line_detector"]
 Pixels = npt.NDArray[np.uint8]
 Quads = npt.NDArray[np.float32]
 
-MAX_SIDE_PX = 1984
-"""Longest side the detector works on: below its own bound of 2000 and a multiple of its stride."""
+USUAL_SIDE_PX = 1280
+"""Longest side of a page that the detector looks at first. It was trained on images of about this
+size: on larger ones it takes longer and overlooks short lines on an empty page."""
+LARGE_SIDE_PX = 1984
+"""The same for pages of small print; below the detector's own bound of 2000."""
+SMALL_PRINT_PX = 14
+"""Line height, in px of the image looked at, below which a page is looked at again, larger."""
 
 
 class LineDetector:
@@ -52,10 +57,19 @@ class LineDetector:
             (n, 4, 2) corners in px as (x, y), clockwise from the corner that is top left for
             horizontal text; n may be 0.
         """
+        quads, scale = self._detect(rgb, USUAL_SIDE_PX)
+        if scale < 1.0 and _line_height(quads) * scale < SMALL_PRINT_PX:
+            larger, _ = self._detect(rgb, LARGE_SIDE_PX)
+            if len(larger) >= len(quads):
+                return larger
+        return quads
+
+    def _detect(self, rgb: Pixels, side_px: int) -> tuple[Quads, float]:
+        """Return the lines found, in px of the page, and the scale it was looked at."""
         import cv2
 
         height, width = rgb.shape[:2]
-        scale = min(1.0, MAX_SIDE_PX / max(height, width))
+        scale = min(1.0, side_px / max(height, width))
         if scale < 1.0:
             # By area: the detector's own bilinear shrink loses thin strokes of bilevel scans.
             size = (max(1, round(width * scale)), max(1, round(height * scale)))
@@ -65,9 +79,9 @@ class LineDetector:
             found = self._ocr(bgr, use_det=True, use_cls=False, use_rec=False)
         boxes = getattr(found, "boxes", None)
         if boxes is None or len(boxes) == 0:
-            return np.zeros((0, 4, 2), dtype=np.float32)
+            return np.zeros((0, 4, 2), dtype=np.float32), scale
         factor = np.array([width / rgb.shape[1], height / rgb.shape[0]], dtype=np.float32)
-        return np.asarray(boxes, dtype=np.float32) * factor
+        return np.asarray(boxes, dtype=np.float32) * factor, scale
 
     def upside_down_share(self, lines: Sequence[Pixels]) -> float:
         """Return how sure the classifier is that lines stand on their heads.
@@ -88,6 +102,14 @@ class LineDetector:
             for label, score in getattr(found, "cls_res", None) or ():
                 shares.append(float(score) if label == "180" else 1.0 - float(score))
         return sum(shares) / len(shares) if shares else 0.0
+
+
+def _line_height(quads: Quads) -> float:
+    """Return the median short side of boxes, 0 where there are none."""
+    if len(quads) == 0:
+        return 0.0
+    sides = np.linalg.norm(quads[:, [1, 3]] - quads[:, [0]], axis=2)
+    return float(np.median(sides.min(axis=1)))
 
 
 def _load_rapidocr(num_threads: int | None) -> Any:

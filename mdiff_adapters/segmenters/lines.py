@@ -26,14 +26,22 @@ from mdiff_adapters.document import (
 from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engine, Request
 from mdiff_adapters.errors import EngineError, PageError
 from mdiff_adapters.segmenters.base import PageImage, SegmenterOptions
-from mdiff_adapters.segmenters.crops import LineCrop, crop_lines, quad_angle, quad_size
+from mdiff_adapters.segmenters.crops import (
+    LineCrop,
+    crop_lines,
+    quad_angle,
+    quad_size,
+    split_crop,
+)
 from mdiff_adapters.segmenters.detection import LineDetector, line_detector
 from mdiff_adapters.segmenters.order import (
     Block,
     LineBox,
+    crossed_gutters,
     deskewed_boxes,
     font_size,
     group_paragraphs,
+    is_list_item,
     reading_order,
 )
 from mdiff_adapters.text import find_loop, strip_special_tokens, unwrap_lines
@@ -197,6 +205,31 @@ class LineSegmenter:
                 direction = plan.direction
             for crop in crop_lines(gray, own, line_px=line_px, angle=direction):
                 plan.lines.append(_Line(crop, angle, height))
+        _split_at_gutters(plan)
+
+
+def _split_at_gutters(plan: _Page) -> None:
+    """Split lines that the detector has drawn across two columns."""
+    main = [i for i, line in enumerate(plan.lines) if line.angle == plan.angle]
+    if not main:
+        return
+    quads = np.stack([plan.lines[i].crop.quad for i in main])
+    boxes = deskewed_boxes(quads, plan.direction)
+    parts: dict[int, list[_Line]] = {}
+    # From right to left, so that what is left of a cut can be cut again.
+    for number, left, right in sorted(crossed_gutters(boxes, plan.line_px), reverse=True):
+        i = main[number]
+        line = parts[i][0] if i in parts else plan.lines[i]
+        [box] = deskewed_boxes(line.crop.quad[None], plan.direction)
+        width = box[2] - box[0]
+        slack = 0.5 * plan.line_px
+        split = split_crop(
+            line.crop, (left - slack - box[0]) / width, (right + slack - box[0]) / width
+        )
+        if split is not None:
+            halves = [_Line(crop, line.angle, line.box_px) for crop in split]
+            parts[i] = [*halves, *parts.get(i, [])[1:]]
+    plan.lines = [part for i, line in enumerate(plan.lines) for part in parts.get(i, [line])]
 
 
 def _ask(engine: Engine, plans: Sequence[_Page]) -> dict[str, Answer]:
@@ -440,6 +473,7 @@ def _paragraphs(
     for members in group_paragraphs(row_boxes):
         is_title = (
             len(members) <= TITLE_MAX_LINES
+            and not is_list_item(row_boxes[members[0]].text)
             and len(lines) > len(members)
             and np.median([row_boxes[i].size for i in members]) >= TITLE_RATIO * em_px
         )

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Block", "LineBox", "deskewed_boxes", "font_size", "group_paragraphs", "reading_order"]
+__all__ = [
+    "Block",
+    "LineBox",
+    "crossed_gutters",
+    "deskewed_boxes",
+    "font_size",
+    "group_paragraphs",
+    "is_list_item",
+    "reading_order",
+]
 
 Boxes = npt.NDArray[np.float64]
 
@@ -104,6 +113,36 @@ def reading_order(boxes: Boxes) -> list[Block]:
         return []
     height = float(np.median(boxes[:, 3] - boxes[:, 1]))
     return _order(np.arange(len(boxes)), boxes, max(height, 1.0))
+
+
+def crossed_gutters(boxes: Boxes, line_px: float) -> list[tuple[int, float, float]]:
+    """Find lines that a detector has drawn across the gutter of two columns.
+
+    The neighbours above and below leave a gutter free, on both sides of it, that the line crosses.
+    A line of larger print is a heading across the columns and stays.
+
+    Args:
+        boxes: (n, 4) upright boxes.
+        line_px: Typical height of a box.
+
+    Returns:
+        For each such line its number and the left and right edge of the gutter.
+    """
+    middle, heights = (boxes[:, 1] + boxes[:, 3]) / 2, boxes[:, 3] - boxes[:, 1]
+    found = []
+    for i, (x0, _, x1, _) in enumerate(boxes.tolist()):
+        near = np.abs(middle - middle[i]) < 3.5 * line_px
+        near[i] = False
+        others = boxes[near]
+        if len(others) < 2 or heights[i] > 1.5 * np.median(heights[near]):
+            continue
+        order = np.argsort(others[:, 0], kind="stable")
+        starts, reach = others[order, 0], np.maximum.accumulate(others[order, 2])
+        for left, right in zip(reach[:-1].tolist(), starts[1:].tolist(), strict=True):
+            inside = x0 + 2 * line_px < left and right < x1 - 2 * line_px
+            if inside and right - left >= MIN_GUTTER * line_px:
+                found.append((i, left, right))
+    return found
 
 
 def _order(lines: npt.NDArray[np.intp], boxes: Boxes, height: float) -> list[Block]:
@@ -273,6 +312,11 @@ def font_size(text: str, ink_px: float) -> float:
     return ink_px / (above + below)
 
 
+def is_list_item(text: str) -> bool:
+    """Tell whether a line begins with a bullet or a number of a list."""
+    return _BULLET.match(text) is not None
+
+
 def group_paragraphs(lines: Sequence[LineBox]) -> list[list[int]]:
     """Group the lines of one column into paragraphs.
 
@@ -295,8 +339,8 @@ def group_paragraphs(lines: Sequence[LineBox]) -> list[list[int]]:
             or _is_other_size(before, line)
             or _is_indented(lines, paragraphs[-1], i)
             or _ended_early(before, line, right)
-            or _BULLET.match(line.text) is not None
-            or (_BULLET.match(first.text) is not None and line.x0 < first.x0 - 0.5 * first.size)
+            or is_list_item(line.text)
+            or (is_list_item(first.text) and line.x0 < first.x0 - 0.5 * first.size)
         ):
             paragraphs.append([i])
         else:
@@ -333,7 +377,7 @@ def _is_indented(lines: Sequence[LineBox], paragraph: Sequence[int], i: int) -> 
         return False
     # The lines of a list item hang: all but the first begin further right.
     first = lines[paragraph[0]]
-    return not (len(paragraph) == 1 and _BULLET.match(first.text) is not None)
+    return not (len(paragraph) == 1 and is_list_item(first.text))
 
 
 def _are_centred(before: LineBox, line: LineBox) -> bool:

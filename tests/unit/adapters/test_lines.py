@@ -16,7 +16,7 @@ from mdiff_adapters.document import ParsedPage
 from mdiff_adapters.engines import Answer, Capabilities, DecodeConfig, Request
 from mdiff_adapters.errors import EngineError
 from mdiff_adapters.segmenters import PageImage, SegmenterOptions, choose_segmenter
-from mdiff_adapters.segmenters.crops import crop_lines
+from mdiff_adapters.segmenters.crops import crop_lines, split_crop
 from mdiff_adapters.segmenters.detection import LineDetector, line_detector
 from mdiff_adapters.segmenters.lines import LineSegmenter
 from mdiff_adapters.testing import ScriptedEngine
@@ -144,6 +144,42 @@ def test_a_sloping_line_is_made_level_even_in_a_level_box(degrees: float) -> Non
     _, top, _, bottom = ImageDraw.Draw(level).textbbox((0, 0), "a long line", font=FONT)
     [crop] = crop_lines(turned, quad, line_px=36)
     assert crop.ink_px <= bottom - top + 4
+
+
+def test_a_letter_that_touches_the_next_line_does_not_stretch_the_crop() -> None:
+    image, [box] = draw((50, 100, "surrogates"))
+    free = FixedDetector(box).detect(np.asarray(image))[0]
+    [alone] = crop_lines(np.asarray(image.convert("L")), free, line_px=40)
+    ImageDraw.Draw(image).line((150, 125, 150, 150), fill="black", width=3)
+    [touched] = crop_lines(np.asarray(image.convert("L")), free, line_px=40)
+    assert touched.ink_px <= alone.ink_px + 4
+    assert not (touched.gray[-1] < 128).any()
+
+
+def test_a_crop_is_split_in_its_gutter_and_keeps_its_places() -> None:
+    image, boxes = draw((50, 100, "left column"), (450, 100, "right column"))
+    whole = FixedDetector((boxes[0][0], boxes[0][1], boxes[1][2], boxes[1][3]))
+    [crop] = crop_lines(
+        np.asarray(image.convert("L")), whole.detect(np.asarray(image))[0], line_px=40
+    )
+    split = split_crop(crop, 0.3, 0.8)
+    assert split is not None
+    for part, box in zip(split, boxes, strict=True):
+        x0, x1 = part.quad[:, 0].min(), part.quad[:, 0].max()
+        assert (x0, x1) == pytest.approx((box[0] + 5, box[2] - 5), abs=5)
+        assert part.gray.shape[1] == pytest.approx(x1 - x0, abs=2)
+    assert split_crop(crop, 0.0, 0.1) is None
+    assert split_crop(crop, 0.9, 0.8) is None
+
+
+def test_a_box_across_two_columns_becomes_two_lines() -> None:
+    image, boxes = draw(*((x, 50 + 50 * n, "some words here") for n in range(3) for x in (40, 480)))
+    across = (boxes[2][0], boxes[2][1], boxes[3][2], boxes[3][3])
+    engine = scripted(lambda request: f"line {request.id[3:-2]}")
+    page = read(image, FixedDetector(*boxes[:2], across, *boxes[4:]), engine)
+    assert [line.text for region in page.regions for line in region.lines] == [
+        f"line {n}" for n in (0, 2, 4, 1, 3, 5)
+    ]
 
 
 def test_a_box_around_two_lines_gives_both() -> None:
@@ -538,6 +574,27 @@ def test_the_real_detector_finds_reads_and_stays_quiet(
     assert line_detector().upside_down_share([np.rot90(crop, 2) for crop in upright]) > 0.7
     assert line_detector().upside_down_share([]) == 0.0
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_page_is_looked_at_once_and_small_print_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    detector = line_detector()
+    looked_at: list[int] = []
+    inner = detector._ocr
+
+    def watched(image: np.ndarray, **options: Any) -> Any:
+        looked_at.append(max(image.shape))
+        return inner(image, **options)
+
+    monkeypatch.setattr(detector, "_ocr", watched)
+    page = Image.new("RGB", (1600, 300), "white")
+    pen = ImageDraw.Draw(page)
+    pen.text((100, 100), "large enough", font=ImageFont.load_default(60), fill="black")
+    assert len(detector.detect(np.asarray(page))) == 1
+    assert looked_at == [1280]
+    pen.rectangle((0, 0, 1600, 300), fill="white")
+    pen.text((100, 100), "small print", font=ImageFont.load_default(12), fill="black")
+    detector.detect(np.asarray(page))
+    assert looked_at == [1280, 1280, 1600]
 
 
 def test_the_segmenter_follows_from_the_engine() -> None:

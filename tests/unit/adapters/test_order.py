@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mdiff_adapters.segmenters.order import (
     LineBox,
+    crossed_gutters,
     deskewed_boxes,
     font_size,
     group_paragraphs,
@@ -123,6 +124,18 @@ def test_order_survives_skew(degrees: float) -> None:
     assert np.allclose(deskewed_boxes(turned, angle), boxes, atol=0.01)
     blocks = reading_order(deskewed_boxes(turned, angle))
     assert [i for block in blocks for row in block.rows for i in row] == list(range(24))
+
+
+def test_a_box_across_a_gutter_is_found_and_a_heading_is_not() -> None:
+    left, right = column(100, 560, 120, 6), column(640, 1100, 120, 6)
+    across = [[100, 120 + 2 * PITCH, 1100, 120 + 2 * PITCH + H]]
+    boxes = np.array(left[:2] + left[3:] + right[:2] + right[3:] + across, dtype=float)
+    [(number, start, stop)] = crossed_gutters(boxes, H)
+    assert (number, start, stop) == (10, 560, 640)
+    heading = [[100, 120 + 2 * PITCH - 20, 1100, 120 + 2 * PITCH + H + 20]]
+    assert crossed_gutters(np.concatenate([boxes[:-1], heading]), H) == []
+    assert crossed_gutters(np.array(column(100, 1100, 100, 8), dtype=float), H) == []
+    assert crossed_gutters(np.zeros((0, 4)), H) == []
 
 
 def test_nothing_is_read_on_an_empty_page() -> None:
