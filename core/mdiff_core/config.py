@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -53,12 +54,29 @@ def _check(owner: str, name: str, value: Any, ok: bool, allowed: str) -> None:
         raise ConfigError(f"{owner}.{name} = {value!r} is out of range", hint=f"allowed: {allowed}")
 
 
+def check_count(owner: str, name: str, value: Any) -> None:
+    """Refuse what is no count.
+
+    Args:
+        owner: What has the setting, for the message.
+        name: The setting.
+        value: Its value.
+
+    Raises:
+        ConfigError: If it is not an integer of at least 1; names setting, value and range.
+    """
+    _check(owner, name, value, _is_int(value) and value >= 1, "integer >= 1")
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return (_is_int(value) or isinstance(value, float)) and math.isfinite(value)
+    if _is_int(value):
+        # An integer beyond the range of floats would fail in the first calculation.
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +97,9 @@ class DecodeConfig:
         temperature: 0 is greedy (argmax); above, tokens are sampled at this temperature.
         top_k: Keep the k most likely tokens when sampling; 0 keeps all.
         top_p: Keep the smallest set with this probability mass when sampling, in (0, 1].
-        seed: Seed of this request's own random stream; ``None`` is 0, so that a request is
-            reproducible whatever its neighbours are. Has no effect at temperature 0.
+        seed: Seed of this request's own random stream, in [-2**63, 2**64 - 1] as torch takes it;
+            ``None`` is 0, so that a request is reproducible whatever its neighbours are. Has no
+            effect at temperature 0.
         ignore_end: Generate ``max_tokens`` tokens and do not stop at an end token.
         factor: Parameter f of the ``factor`` rule (Fast-dLLM, arXiv 2505.22618).
         entropy_bound: Bound in nats of the ``entropy-bounded`` rule (arXiv 2505.24857).
@@ -111,11 +130,16 @@ class DecodeConfig:
         check(
             "max_tokens", limit is None or (_is_int(limit) and limit >= 1), "None or integer >= 1"
         )
-        check("rule", bool(self.rule), "name of an unmask rule")
+        check("rule", isinstance(self.rule, str) and bool(self.rule), "name of an unmask rule")
         check("temperature", _is_number(self.temperature) and self.temperature >= 0, ">= 0")
         check("top_k", _is_int(self.top_k) and self.top_k >= 0, "integer >= 0")
         check("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "(0, 1]")
-        check("seed", self.seed is None or _is_int(self.seed), "None or integer")
+        seed = self.seed
+        check(
+            "seed",
+            seed is None or (_is_int(seed) and -(2**63) <= seed < 2**64),
+            "None or integer in [-2**63, 2**64 - 1]",
+        )
         check("ignore_end", isinstance(self.ignore_end, bool), "True or False")
         check("factor", _is_number(self.factor) and self.factor > 0, "> 0")
         check("entropy_bound", _is_number(self.entropy_bound) and self.entropy_bound >= 0, ">= 0")

@@ -24,7 +24,7 @@ from typing_extensions import Self
 from mdiff_core.attention import choose_varlen
 from mdiff_core.cache import KVCache
 from mdiff_core.checkpoint import resolve_checkpoint
-from mdiff_core.config import TASKS, Capabilities, suggest
+from mdiff_core.config import TASKS, Capabilities, check_count, suggest
 from mdiff_core.errors import (
     CapacityError,
     ConfigError,
@@ -128,12 +128,15 @@ class Engine:
         model: The network.
         codec: Its tokenizer and prompts.
         cache_bytes: Budget of the key/value cache in bytes.
-        max_batch_tokens: Tokens of one forward.
+        max_batch_tokens: Tokens of one forward, at least a request's ``block_length``.
         max_sequences: Requests decoded at the same time.
         max_batch_patches: Image patches of one image-tower call.
         attention: Kernel of the image tower: ``auto``, ``sdpa``, ``varlen`` or ``flash``.
         cuda_graphs: Replay the steady state of decoding as CUDA graphs; no effect on a CPU.
         name: What to call the checkpoint in reports.
+
+    Raises:
+        ConfigError: If a budget or limit is below 1, or the cache holds no page.
     """
 
     def __init__(
@@ -149,6 +152,14 @@ class Engine:
         cuda_graphs: bool = True,
         name: str = "",
     ) -> None:
+        for setting, value in (
+            ("cache_bytes", cache_bytes),
+            ("max_batch_tokens", max_batch_tokens),
+            ("max_sequences", max_sequences),
+            ("max_batch_patches", max_batch_patches),
+        ):
+            if value is not None:
+                check_count("Engine", setting, value)
         config, device = model.config, model.device
         on_cpu = device.type == "cpu"
         self._model, self._codec, self._name = model, codec, name
@@ -303,8 +314,13 @@ class Engine:
                             self._scheduler.remove(ticket.sequence)
 
     def close(self) -> None:
-        """Release model and cache; waiting callers get an :class:`EngineError`."""
+        """Release model and cache; waiting callers get an :class:`EngineError`.
+
+        Calling it twice is fine.
+        """
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             self._tickets.clear()
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -313,6 +329,7 @@ class Engine:
             torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(
@@ -321,8 +338,7 @@ class Engine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._closed:
-            self.close()
+        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -11,7 +11,9 @@ of which rows stand side by side:
 * a block is left as soon as an end token is confirmed and everything before it.
 
 A text of B blocks with n steps each therefore costs exactly B * n forwards (the reference:
-1 + B * (n + 1)). Source: checked on the reference, which gives the same tokens.
+1 + B * (n + 1)), where a forward has room for the prompt with a block, and for two blocks; commits
+and prompts that have no room beside a block take forwards of their own. Source: checked on the
+reference, which gives the same tokens.
 """
 
 from __future__ import annotations
@@ -261,7 +263,8 @@ class Scheduler:
         if sequence.block_length > self.max_batch_tokens:
             raise CapacityError(
                 f"block_length {sequence.block_length} exceeds max_batch_tokens "
-                f"{self.max_batch_tokens}"
+                f"{self.max_batch_tokens}",
+                hint="raise max_batch_tokens, or lower block_length",
             )
 
     def add(self, sequence: Sequence) -> None:
@@ -333,9 +336,21 @@ class Scheduler:
         if left:
             return self._prompt_span(sequence, left, budget)
         committed = 0 if sequence.uncommitted is None else length
+        end = prompt_length + sequence.block * length
+        if sequence.uncommitted is not None and 2 * length > self.max_batch_tokens:
+            # The two blocks never fit one forward, so the commit runs without the next block.
+            if length > budget:
+                return None
+            return Span(
+                sequence=sequence,
+                start=end - length,
+                ids=sequence.uncommitted,
+                limits=np.full(length, end),
+                num_prompt=0,
+                denoises=False,
+            )
         if committed + length > budget:
             return None
-        end = prompt_length + sequence.block * length
         limits = np.repeat([end, end + length], [committed, length])
         parts = [sequence.tokens] if not committed else [sequence.uncommitted, sequence.tokens]
         return Span(

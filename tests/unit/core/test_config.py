@@ -35,6 +35,11 @@ from mdiff_core.models.config import ModelConfig
         ("top_k", 1.5, "integer"),
         ("top_p", 0.0, r"\(0, 1\]"),
         ("seed", "x", "integer"),
+        ("seed", 2**70, r"2\*\*64 - 1"),
+        ("seed", -(2**63) - 1, r"-2\*\*63"),
+        ("rule", 5, "unmask rule"),
+        ("rule", "", "unmask rule"),
+        ("temperature", 10**400, ">= 0"),
         ("ignore_end", 1, "True or False"),
     ],
 )

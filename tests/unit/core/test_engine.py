@@ -259,6 +259,35 @@ def test_a_prompt_larger_than_a_forward_runs_in_chunks(random_checkpoint: Path) 
     assert other.error is None
 
 
+@pytest.mark.parametrize("room", [32, 33, 63])
+def test_a_forward_without_room_for_two_blocks_gives_the_same_answers(
+    random_engine: Engine, random_checkpoint: Path, room: int
+) -> None:
+    batch = [fixed(3, 2), fixed(2, 4, seed=1), fixed(1, 1, seed=2)]
+    with Engine.load(
+        random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**23, max_batch_tokens=room
+    ) as engine:
+        narrow = engine.generate(batch)
+        [refused] = engine.generate(
+            [DecodeRequest(image=noise(0), config=DecodeConfig(block_length=room + 1))]
+        )
+        assert engine._scheduler.is_idle
+    assert [r.token_ids for r in narrow] == [r.token_ids for r in random_engine.generate(batch)]
+    assert isinstance(refused.error, CapacityError)
+    assert f"block_length {room + 1} exceeds max_batch_tokens {room}" in str(refused.error)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "8"])
+@pytest.mark.parametrize(
+    "name", ["cache_bytes", "max_batch_tokens", "max_sequences", "max_batch_patches"]
+)
+def test_a_limit_below_one_names_field_value_and_range(
+    random_engine: Engine, name: str, value: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"Engine\.{name} = {value!r} .*integer >= 1"):
+        Engine(random_engine._model, random_engine._codec, **{name: value})  # type: ignore[arg-type]
+
+
 def test_memory_is_flat_over_many_requests(random_engine: Engine) -> None:
     def live_tensors() -> int:
         gc.collect()
@@ -367,6 +396,9 @@ def test_a_closed_engine_says_so(random_checkpoint: Path) -> None:
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.generate([fixed(1, 1)])
+    engine.close()
+    with pytest.raises(EngineError, match="closed"), engine:
+        pass
 
 
 def test_two_engines_in_one_process(tmp_path: Path, random_engine: Engine) -> None:
