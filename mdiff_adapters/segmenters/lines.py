@@ -61,6 +61,8 @@ UPSIDE_DOWN = 0.6
 TITLE_RATIO = 1.15
 """Font size, relative to the page's usual one, from which on a paragraph is a title."""
 TITLE_MAX_LINES = 4
+INK_LEVELS = 60
+"""Grey levels from the paper from which on a pixel is ink, where a page seems to have no text."""
 DOUBTFUL = 0.985
 """Mean confidence below which a line is read a second time."""
 SECOND_AIR = 0.06
@@ -100,6 +102,7 @@ class _Page:
     requests: list[Request] = field(default_factory=list)
     num_tokens: int = 0
     num_forwards: int = 0
+    warnings: list[ErrorRecord] = field(default_factory=list)
     error: ErrorRecord | None = None
 
 
@@ -172,8 +175,16 @@ class LineSegmenter:
         if int(gray.max()) - int(gray.min()) <= BLANK_LEVELS:
             return
         detector = self._detector or line_detector()
-        quads = detector.detect(np.asarray(plan.page.image.convert("RGB")))
+        quads = _detect(detector, np.asarray(plan.page.image.convert("RGB")), gray)
         if len(quads) == 0:
+            plan.warnings.append(
+                ErrorRecord(
+                    kind=PageError.__name__,
+                    message="no text line was found, though the page is not empty",
+                    stage="segment",
+                    page=plan.page.index,
+                )
+            )
             return
         sizes = np.array([quad_size(quad) for quad in quads])
         plan.line_px = line_px = _usual_height(sizes)
@@ -277,6 +288,26 @@ def _sureness(line: _Line) -> tuple[bool, float]:
     return line.finish_reason == "stop", line.confidence or 0.0
 
 
+def _detect(
+    detector: LineDetector, rgb: npt.NDArray[np.uint8], gray: npt.NDArray[np.uint8]
+) -> Quads:
+    """Return the boxes of a page; a page that seems to have none is looked at where its ink is."""
+    quads = detector.detect(rgb)
+    if len(quads):
+        return quads
+    # A few words on a huge page vanish when all of it is shrunk to what the detector looks at.
+    ink = np.abs(gray.astype(np.int16) - int(np.median(gray))) > INK_LEVELS
+    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
+    if rows.size == 0:
+        return quads
+    pad = max(8, (int(rows[-1]) - int(rows[0])) // 4)
+    top, left = max(0, int(rows[0]) - pad), max(0, int(columns[0]) - pad)
+    part = rgb[top : int(rows[-1]) + 1 + pad, left : int(columns[-1]) + 1 + pad]
+    if part.shape == rgb.shape:
+        return quads
+    return detector.detect(part) + np.array([left, top], dtype=np.float32)
+
+
 def _usual_height(sizes: npt.NDArray[np.float64]) -> float:
     """Return the typical short side of a page's boxes, long ones counting more."""
     short, long = sizes.min(axis=1), sizes.max(axis=1)
@@ -376,6 +407,7 @@ def _assemble(plan: _Page) -> ParsedPage:
         regions=regions,
         status=status,
         error=error,
+        warnings=tuple(plan.warnings),
         num_tokens=plan.num_tokens,
         num_forwards=plan.num_forwards,
     )

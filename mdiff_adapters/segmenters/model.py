@@ -139,7 +139,7 @@ class ModelSegmenter:
             EngineError: If the engine as a whole cannot answer.
         """
         _check_engine(engine)
-        drafts = [_Draft(page, warnings=list(page.warnings)) for page in pages]
+        drafts = [_Draft(page) for page in pages]
         for draft in drafts:
             draft.is_blank = _is_blank(draft.page.image)
         by_id = {f"p{draft.page.index}layout": draft for draft in drafts if not draft.is_blank}

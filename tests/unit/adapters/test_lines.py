@@ -15,11 +15,12 @@ from PIL import Image, ImageDraw, ImageFont
 from mdiff_adapters.document import ParsedPage
 from mdiff_adapters.engines import Answer, Capabilities, DecodeConfig, Request
 from mdiff_adapters.errors import EngineError
+from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.segmenters import PageImage, SegmenterOptions, choose_segmenter
 from mdiff_adapters.segmenters.crops import crop_lines, split_crop
 from mdiff_adapters.segmenters.detection import LineDetector, line_detector
 from mdiff_adapters.segmenters.lines import LineSegmenter
-from mdiff_adapters.testing import ScriptedEngine
+from mdiff_adapters.testing import ScriptedEngine, sample_pdf
 
 SEGMENT = Capabilities(tasks=("text",), text_unit="segment", segment_px=(896, 28), stretch=2.4)
 FONT = ImageFont.load_default(30)
@@ -271,6 +272,46 @@ def test_a_page_without_lines_is_blank() -> None:
     engine = scripted(lambda request: "made up")
     assert read(image, FixedDetector(), engine).status == "blank"
     assert engine.num_calls == 0
+
+
+class ShortSighted(FixedDetector):
+    """Sees its boxes only in pictures that are no wider than ``limit_px``."""
+
+    def __init__(self, limit_px: int, *boxes: Any) -> None:
+        super().__init__(*boxes)
+        self.limit_px = limit_px
+
+    def detect(self, rgb: np.ndarray) -> np.ndarray:
+        return super().detect(rgb)[: len(self.boxes) * (rgb.shape[1] <= self.limit_px)]
+
+
+def test_a_few_words_on_a_huge_page_are_found_where_the_ink_is() -> None:
+    image, [box] = draw((1500, 900, "a few words"), size=(3000, 2000))
+    x0, y0, x1, y1 = box
+    pad = 8
+    inside = (pad, pad, pad + x1 - x0 - 10, pad + y1 - y0 - 10)
+    page = read(image, ShortSighted(1000, inside), scripted(lambda request: "a few words"))
+    [region] = page.regions
+    left, top, right, bottom = region.bbox.scaled(image.size)
+    assert (left, top) == pytest.approx((x0 + 5, y0 + 5), abs=12)
+    assert (right, bottom) == pytest.approx((x1 - 5, y1 - 5), abs=12)
+
+
+def test_ink_without_a_line_of_text_is_told() -> None:
+    image, _ = draw((50, 50, "x"))
+    page = read(image, FixedDetector(), scripted(lambda request: "made up"))
+    assert page.status == "blank"
+    assert "no text line was found" in page.warnings[0].message
+    blank = read(Image.new("RGB", (300, 200), "white"), FixedDetector(), scripted(lambda r: "x"))
+    assert blank.warnings == ()
+
+
+@pytest.mark.parametrize("segmenter", ["lines", "model"])
+def test_what_the_page_image_warned_of_is_told_once(segmenter: str) -> None:
+    engine = ScriptedEngine(lambda request: "")
+    data = sample_pdf(1, size_pt=(3000, 3000))
+    [page] = DocumentParser(engine, segmenter=segmenter).parse(data).pages
+    assert sum("dpi in place of" in warning.message for warning in page.warnings) == 1
 
 
 # --- answers

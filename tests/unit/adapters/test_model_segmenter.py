@@ -431,15 +431,6 @@ def test_figures_come_as_png_on_request() -> None:
     assert regions(layout)[0].image is None
 
 
-def test_warnings_of_the_page_image_are_kept() -> None:
-    from mdiff_adapters.document import ErrorRecord
-
-    source = page_image()
-    source.warnings = (ErrorRecord(kind="PageError", message="low resolution", stage="render"),)
-    (page,), _, _ = read(record(WHOLE), pages=[source])
-    assert page.warnings == source.warnings
-
-
 @pytest.mark.parametrize(
     "capabilities",
     [Capabilities(tasks=("text",)), Capabilities(tasks=("layout",)),
