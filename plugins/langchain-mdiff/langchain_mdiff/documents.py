@@ -12,7 +12,7 @@ from mdiff_adapters.document import ParsedPage
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.export.elements import page_to_elements
-from mdiff_adapters.parser import DocumentParser
+from mdiff_adapters.parser import DocumentParser, DocumentStream
 from mdiff_adapters.provenance import (
     SCHEMA,
     Input,
@@ -94,7 +94,7 @@ def load_documents(
         if form.mode == "single":
             parts = list(pages)
             yield Document(
-                id=stable_id(document.digest, form.mode),
+                id=stable_id(document.digest, form.mode, *_selection(pages)),
                 page_content=form.pages_delimiter.join(form.text(page) for page in parts),
                 metadata=base | _errors(*parts),
             )
@@ -110,6 +110,13 @@ def load_documents(
                 page_content=form.text(page),
                 metadata=base | where | blocks | _errors(page),
             )
+
+
+def _selection(pages: DocumentStream) -> tuple[str, ...]:
+    """Return what tells texts of different pages of one file apart; nothing for all pages."""
+    if tuple(pages.page_indices) == tuple(range(pages.num_pages)):
+        return ()
+    return (f"pages {','.join(map(str, pages.page_indices))}",)
 
 
 def _elements(

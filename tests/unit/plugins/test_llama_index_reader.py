@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import hashlib
 import io
 import json
 import pickle
@@ -28,6 +29,7 @@ from PIL import Image
 from llama_index.readers.mdiff import MDiffReader
 from mdiff_adapters.engines import EngineSpec, Request, close_engines, open_engine
 from mdiff_adapters.errors import ConfigError, PasswordRequiredError
+from mdiff_adapters.provenance import stable_id
 from mdiff_adapters.testing import ONE_TEXT_REGION, ScriptedEngine, default_script, sample_pdf
 
 TABLE_LAYOUT = ONE_TEXT_REGION.replace("text<|ref_end|>", "table<|ref_end|>")
@@ -78,6 +80,22 @@ def test_one_document_a_file(pdf: Path) -> None:
     [document] = reader.load_data(pdf)
     assert document.text == "Text of page 1\n\nText of page 2\n\nText of page 3"
     assert "page_label" not in document.metadata
+
+
+@pytest.mark.parametrize("settings", [{"split_by_page": False}, {"export_type": "docling_json"}])
+def test_ids_of_one_document_a_file_name_the_selected_pages(
+    pdf: Path, settings: dict[str, Any]
+) -> None:
+    def whole(pages: Any) -> str:
+        reader = MDiffReader(engine=ScriptedEngine(), pages=pages, **settings)
+        [document] = reader.load_data(pdf)
+        return document.id_
+
+    digest = hashlib.sha256(pdf.read_bytes()).hexdigest()
+    assert whole(None) == stable_id(digest, settings.get("export_type", "markdown"), "file")
+    assert whole("1-3") == whole(None)
+    assert whole("1-2") == whole([0, 1]) == whole("2,1")
+    assert len({whole(None), whole("1-2"), whole("1"), whole("2-3")}) == 4
 
 
 def test_selected_pages_keep_their_labels(pdf: Path) -> None:

@@ -18,7 +18,7 @@ from mdiff_adapters.engines import Engine, EngineSpec, open_engine
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.offload import iterate_off_loop
-from mdiff_adapters.parser import DocumentParser
+from mdiff_adapters.parser import DocumentParser, DocumentStream
 from mdiff_adapters.provenance import Input, blocks_json, page_error, read_input, stable_id
 from mdiff_adapters.sources import DocumentSource, open_source
 
@@ -191,15 +191,15 @@ class MDiffReader(BasePydanticReader):
                     num_pages=document.num_pages,
                     metadata=document.metadata,
                 )
-                yield self._document(content, self._whole(parsed), shown, extra_info, *pages)
+                name = _selection(document)
+                yield self._document(content, name, self._whole(parsed), shown, extra_info, *pages)
                 return
             for page in document:
                 text = self._text(page)
                 if self.skip_empty and not text.strip() and page.error is None:
                     continue
-                one = self._document(
-                    content, text, {"page_label": page.label, **shown}, extra_info, page
-                )
+                labelled = {"page_label": page.label, **shown}
+                one = self._document(content, page.index, text, labelled, extra_info, page)
                 if pictures is not None:
                     one.image_resource = _png(pictures.load(page.index).image)
                 yield one
@@ -224,6 +224,7 @@ class MDiffReader(BasePydanticReader):
     def _document(
         self,
         content: Input,
+        part: str | int,
         text: str,
         shown: dict[str, Any],
         extra_info: dict[str, Any],
@@ -237,12 +238,19 @@ class MDiffReader(BasePydanticReader):
         if self.include_blocks and not whole:
             hidden["mdiff_blocks"] = blocks_json(pages[0])
         return Document(
-            id_=stable_id(content.digest, self.export_type, "file" if whole else pages[0].index),
+            id_=stable_id(content.digest, self.export_type, part),
             text=text,
             metadata={**shown, **hidden, **extra_info},
             excluded_embed_metadata_keys=list(hidden),
             excluded_llm_metadata_keys=list(hidden),
         )
+
+
+def _selection(document: DocumentStream) -> str:
+    """Return what tells Documents of different pages of one file apart."""
+    if tuple(document.page_indices) == tuple(range(document.num_pages)):
+        return "file"
+    return f"pages {','.join(map(str, document.page_indices))}"
 
 
 def _png(image: Image.Image) -> MediaResource:
