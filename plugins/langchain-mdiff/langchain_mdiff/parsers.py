@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 
 from langchain_mdiff.documents import DocumentFormat, Format, Mode, TableFormat, load_documents
 from mdiff_adapters.engines import Engine, EngineSpec
-from mdiff_adapters.errors import ConfigError, ImageError, MDiffError
+from mdiff_adapters.errors import ConfigError, EngineUnavailableError, ImageError, MDiffError
 from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.provenance import read_input
 
@@ -88,9 +88,9 @@ class MDiffImageParser(BaseBlobParser):
         PyMuPDFLoader("scan.pdf", images_parser=MDiffImageParser(), images_inner_format="text")
 
     The text layer of the page is kept and the text of the pictures is added to it. Prefer
-    ``images_inner_format="text"``: the others break tables. Never raises unless asked to, because
-    one odd picture would end the load of the whole file; an unreadable one gives an empty text and
-    ``mdiff_error``.
+    ``images_inner_format="text"``: the others break tables. One odd picture does not end the load
+    of the whole file: it gives an empty text and ``mdiff_error``. Wrong settings, and an engine
+    that is not there, raise: they would empty every picture.
 
     Args:
         engine: ``tiny``, a checkpoint folder or hub name, ``http://…``, a spec, or a live engine.
@@ -125,12 +125,21 @@ class MDiffImageParser(BaseBlobParser):
         self._parser = DocumentParser(_named(engine), on_error=on_error, **parser_options)
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
-        """Yield one Document with the text of the picture, empty where there is none."""
+        """Yield one Document with the text of the picture, empty where there is none.
+
+        Raises:
+            MDiffError: If the engine cannot be built or a setting is wrong; with
+                ``on_error="raise"`` whatever fails.
+        """
+        # Not the fault of a picture, so outside of what is recorded; shared after the first time.
+        _ = (self._parser.engine, self._parser.segmenter)
         try:
             content = read_input(blob.as_bytes())
             if blob.mimetype == "application/x-npy":
                 content = replace(content, source=_array_image(content.source, self._channels))
             [document] = load_documents(self._parser, content, self._form)
+        except (ConfigError, EngineUnavailableError):
+            raise
         except Exception as error:
             if self._on_error == "raise":
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import subprocess
@@ -20,11 +21,13 @@ from langchain_mdiff import MDiffBlobParser, MDiffImageParser, MDiffLoader
 from mdiff_adapters.engines import Request
 from mdiff_adapters.errors import (
     ConfigError,
+    MDiffError,
     PageError,
     PasswordRequiredError,
     UnsupportedDocumentError,
     WrongPasswordError,
 )
+from mdiff_adapters.provenance import stable_id
 from mdiff_adapters.testing import ScriptedEngine, default_script, sample_pdf
 
 LAYOUT = (
@@ -229,6 +232,18 @@ def test_a_url_stays_the_source() -> None:
         fs.rm("/bucket", recursive=True)
 
 
+def test_ids_of_one_document_a_file_name_the_selected_pages(pdf: Path) -> None:
+    def single(pages: Any) -> str | None:
+        [document] = load(pdf, mode="single", pages=pages)
+        return document.id
+
+    whole = single(None)
+    assert whole == stable_id(hashlib.sha256(pdf.read_bytes()).hexdigest(), "single")
+    assert single("1-3") == whole
+    assert single("1-2") == single([0, 1]) == single("2,1")
+    assert len({whole, single("1-2"), single("1"), single("2-3")}) == 4
+
+
 def test_images_and_their_pages(tmp_path: Path) -> None:
     pages = [Image.new("L", (120, 80), shade) for shade in (255, 200)]
     pages[0].save(tmp_path / "scan.tiff", save_all=True, append_images=pages[1:])
@@ -421,6 +436,17 @@ def test_a_blank_picture_and_a_failing_engine_are_one_document() -> None:
 
     [failed] = MDiffImageParser(engine=ScriptedEngine(fail)).parse(blob)
     assert failed.page_content == "" and "device lost" in failed.metadata["mdiff_error"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"engine": "tinny"}, {"engine": "nosuchkind:x"}, {"segmenter": "nosuch"}, {"pages": "9"}],
+)
+def test_a_wrong_setting_is_not_the_fault_of_one_picture(options: dict[str, Any]) -> None:
+    """Recorded, it would silently empty every picture of every file."""
+    parser = MDiffImageParser(**{"engine": ScriptedEngine(), **options})
+    with pytest.raises(MDiffError):
+        parser.parse(npy(plane(255, 255, 255)))
 
 
 def test_a_picture_with_several_pages_is_still_one_document() -> None:
