@@ -9,12 +9,20 @@ from docling.datamodel.base_models import InputFormat
 from docling.document_converter import DocumentConverter, ImageFormatOption, PdfFormatOption
 
 from docling_mdiff.options import (
+    EngineOptions,
     MDiffLayoutOptions,
     MDiffOcrOptions,
     MDiffPdfPipelineOptions,
     MDiffTableOptions,
     MDiffVlmPipelineOptions,
 )
+from mdiff_core.config import suggest
+
+_STAGES: dict[str, type[EngineOptions]] = {
+    "ocr_options": MDiffOcrOptions,
+    "layout_options": MDiffLayoutOptions,
+    "table_structure_options": MDiffTableOptions,
+}
 
 
 def make_converter(
@@ -32,7 +40,9 @@ def make_converter(
             every page as an image.
         engine_options: Options of the engine, for example ``{"dtype": "bfloat16"}``.
         **options: Fields of :class:`~docling_mdiff.MDiffPdfPipelineOptions` or
-            :class:`~docling_mdiff.MDiffVlmPipelineOptions`.
+            :class:`~docling_mdiff.MDiffVlmPipelineOptions`. Fields of the three stages, such as
+            ``threshold`` and ``header_rows``, go to every stage of ``pdf`` that has them, except
+            one whose options are given whole (``ocr_options=…``).
 
     Returns:
         The converter. Nothing is loaded before its first document.
@@ -53,12 +63,7 @@ def make_converter(
     elif pipeline == "pdf":
         from docling_mdiff.pdf_pipeline import MDiffPdfPipeline as pipeline_cls
 
-        stages = {
-            "ocr_options": MDiffOcrOptions(**common),
-            "layout_options": MDiffLayoutOptions(**common),
-            "table_structure_options": MDiffTableOptions(**common),
-        }
-        pipeline_options = MDiffPdfPipelineOptions(**{**stages, **options})
+        pipeline_options = _pdf_options(common, options)
     else:
         raise ValueError(f"pipeline = {pipeline!r} is unknown (allowed: 'pdf', 'vlm')")
     settings: dict[str, Any] = {
@@ -72,3 +77,21 @@ def make_converter(
             InputFormat.IMAGE: ImageFormatOption(**settings, backend=ImageDocumentBackend),
         },
     )
+
+
+def _pdf_options(common: dict[str, Any], options: dict[str, Any]) -> MDiffPdfPipelineOptions:
+    """Hand each option to the pipeline or to the stages that have it; refuse what nobody takes."""
+    own = set(MDiffPdfPipelineOptions.model_fields)
+    built = {name: stage for name, stage in _STAGES.items() if name not in options}
+    for name in options:
+        having = [stage for stage, kind in _STAGES.items() if name in kind.model_fields]
+        if name not in own and not having:
+            known = sorted(own.union(*(kind.model_fields for kind in _STAGES.values())))
+            raise ValueError(f"pipeline 'pdf' has no option {name!r} ({suggest(name, known)})")
+        if having and not set(having) & set(built):
+            raise ValueError(f"{name} would have no effect: set it in {' and '.join(having)}")
+    stages = {
+        stage: kind(**common, **{k: v for k, v in options.items() if k in kind.model_fields})
+        for stage, kind in built.items()
+    }
+    return MDiffPdfPipelineOptions(**stages, **{k: v for k, v in options.items() if k in own})

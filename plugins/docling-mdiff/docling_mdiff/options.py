@@ -160,6 +160,8 @@ class MDiffPdfPipelineOptions(ThreadedPdfPipelineOptions):
     layout_options: BaseLayoutOptions = Field(default_factory=MDiffLayoutOptions)
     table_structure_options: BaseTableStructureOptions = Field(default_factory=MDiffTableOptions)
 
+    model_config = ConfigDict(extra="forbid")
+
 
 class MDiffVlmPipelineOptions(EngineOptions, PaginatedPipelineOptions):
     """Options of :class:`~docling_mdiff.MDiffVlmPipeline`, which reads whole pages."""

@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+from docling.datamodel.base_models import InputFormat
 from docling.datamodel.pipeline_options import OcrMode, PdfPipelineOptions
 from docling.models.factories import (
     get_layout_factory,
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from docling_mdiff.config import DEFAULTS, env_default
 from docling_mdiff.convert import LABELS
+from docling_mdiff.converter import make_converter
 from docling_mdiff.options import (
     MDiffLayoutOptions,
     MDiffOcrOptions,
@@ -195,3 +197,46 @@ def test_options_survive_json_made_by_hand():
     options = MDiffOcrOptions.model_validate_json(text)
     assert options.mode is OcrMode.FULL_PAGE
     assert options.lang == ["iso:de-Latn"]
+
+
+def pdf_options(**options):
+    converter = make_converter(**options)
+    return converter.format_to_options[InputFormat.PDF].pipeline_options
+
+
+def test_options_of_the_stages_reach_every_stage_that_has_them():
+    made = pdf_options(threshold=0.5, header_rows="first", scale=2.0, do_ocr=False)
+    stages = (made.ocr_options, made.layout_options, made.table_structure_options)
+    assert [stage.threshold for stage in stages] == [0.5, 0.5, 0.5]
+    assert made.table_structure_options.header_rows == "first"
+    assert made.layout_options.scale == made.table_structure_options.scale == 2.0
+    assert made.do_ocr is False
+
+
+def test_a_stage_whose_options_are_given_keeps_them():
+    made = pdf_options(ocr_options=MDiffOcrOptions(threshold=0.25), threshold=0.5)
+    assert (made.ocr_options.threshold, made.layout_options.threshold) == (0.25, 0.5)
+    with pytest.raises(ValueError, match=r"header_rows would have no effect.*table_structure"):
+        pdf_options(table_structure_options=MDiffTableOptions(), header_rows="first")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"treshold": 0.5}, "no option 'treshold'.*'threshold'"),
+        ({"do_orc": False}, "no option 'do_orc'.*'do_ocr'"),
+        ({"threshold": 1.5}, "threshold"),
+        ({"header_rows": "last"}, "header_rows"),
+        ({"do_ocr": "perhaps"}, "do_ocr"),
+        ({"engine_options": 3}, "engine_options"),
+        ({"engine": ""}, "engine"),
+    ],
+)
+def test_a_converter_refuses_what_it_cannot_use(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_converter(**options)
+
+
+def test_pipeline_options_refuse_unknown_names():
+    with pytest.raises(ValidationError, match="threshold"):
+        MDiffPdfPipelineOptions(threshold=0.5)
