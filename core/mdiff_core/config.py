@@ -73,7 +73,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    if _is_int(value):
+    if isinstance(value, int) and not isinstance(value, bool):
         # An integer beyond the range of floats would fail in the first calculation.
         return abs(value) <= sys.float_info.max
     return isinstance(value, float) and math.isfinite(value)
@@ -130,7 +130,8 @@ class DecodeConfig:
         check(
             "max_tokens", limit is None or (_is_int(limit) and limit >= 1), "None or integer >= 1"
         )
-        check("rule", isinstance(self.rule, str) and bool(self.rule), "name of an unmask rule")
+        rule: object = self.rule
+        check("rule", isinstance(rule, str) and bool(rule), "name of an unmask rule")
         check("temperature", _is_number(self.temperature) and self.temperature >= 0, ">= 0")
         check("top_k", _is_int(self.top_k) and self.top_k >= 0, "integer >= 0")
         check("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "(0, 1]")

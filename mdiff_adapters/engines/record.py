@@ -190,7 +190,9 @@ def write_page(
         path.parent.mkdir(parents=True, exist_ok=True)
         if image is not None:
             image.save(path.with_suffix(".jpg"), quality=_JPEG_QUALITY)
-        path.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+        # An answer may hold half of a surrogate pair, which no UTF-8 encoder takes.
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(
             f"folder {os.fspath(folder)!r} cannot be written: {error}",

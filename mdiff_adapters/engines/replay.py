@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from mdiff_adapters.document import FinishReason
 from mdiff_adapters.engines.answers import failed
 from mdiff_adapters.engines.base import Answer, Capabilities, Request
 from mdiff_adapters.engines.shared import SpecEngine
@@ -62,7 +64,7 @@ class ReplayEngine(SpecEngine):
                 hint="`mdiff-adapters record` writes a folder of recorded pages",
                 adapter=self.name,
             )
-        self._loaded: dict[str, Mapping[str, Any]] = {}
+        self._loaded: dict[str, _Page] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,7 +74,8 @@ class ReplayEngine(SpecEngine):
     def answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Yield one answer a request, in order.
 
-        A page or region that was not recorded is an answer with an error.
+        A page or region that was not recorded, or is malformed, is an answer with an error that
+        names file and field.
 
         Raises:
             EngineError: If the engine is closed.
@@ -90,9 +93,10 @@ class ReplayEngine(SpecEngine):
             page = self._page(request.origin)
             return self._recorded(request, page)
         except EngineError as error:
+            error.adapter = self.name
             return failed(request.id, error)
 
-    def _page(self, origin: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _page(self, origin: Mapping[str, Any]) -> _Page:
         stem, index = str(origin.get("stem") or ""), int(origin.get("page") or 0)
         names = [f"{stem}_p{index + 1:04d}", *([stem] if index == 0 else [])]
         name = next((name for name in names if name in self._pages), None)
@@ -101,88 +105,174 @@ class ReplayEngine(SpecEngine):
                 f"no recorded page {' or '.join(map(repr, names))}",
                 hint="a page is found by the stem of its document's file name",
                 page=index,
-                adapter=self.name,
             )
         if name not in self._loaded:
             # Two threads may both read it; the second result replaces an equal one.
-            self._loaded[name] = _read_page(self._pages[name], self.name)
+            self._loaded[name] = _read_page(self._pages[name])
         return self._loaded[name]
 
-    def _recorded(self, request: Request, page: Mapping[str, Any]) -> Answer:
-        if request.task == "layout":
-            return _to_answer(request.id, page["layout_output"], page.get("layout", {}))
+    def _recorded(self, request: Request, page: _Page) -> Answer:
         origin = request.origin
+        if request.task == "layout":
+            layout = page.part(page.data, "layout")
+            return _to_answer(request.id, page.data["layout_output"], layout, f"{page}: layout")
         if origin.get("order") is None and origin.get("bbox") is None:
-            whole = page.get("whole_page", {}).get(request.task)
-            if whole is None:
+            whole = page.part(page.data, "whole_page")
+            field = f"whole_page.{request.task}"
+            if whole.get(request.task) is None:
                 raise EngineError(
                     f"no whole-page answer to the task {request.task!r} was recorded",
                     page=origin.get("page"),
-                    adapter=self.name,
                 )
-            return _to_answer(request.id, whole["content"], whole)
-        region = _find_region(page["regions"], origin)
-        if region is None:
-            raise EngineError(
-                f"no recorded region for box {origin.get('bbox')} at position "
-                f"{origin.get('order')}",
-                page=origin.get("page"),
-                region=origin.get("region"),
-                adapter=self.name,
-            )
-        content = region["content"] or ""
+            recorded = page.part(whole, request.task, field)
+            content = recorded.get("content")
+            _check(f"{page}: {field}.content", content, isinstance(content, str), "text")
+            return _to_answer(request.id, content, recorded, f"{page}: {field}")
+        where, region = _find_region(page, origin)
+        content = region.get("content", _MISSING)
+        known = content is None or isinstance(content, str)
+        _check(f"{where}.content", content, known, "text or null")
+        content = content or ""
         if request.task == "table" and self._tables == "otsl":
             table = parse_table_answer(content).table
             content = table.to_otsl() if table is not None else content
-        return _to_answer(request.id, content, region)
+        return _to_answer(request.id, content, region, where)
 
 
-def _to_answer(request_id: str, text: str, recorded: Mapping[str, Any]) -> Answer:
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A recorded page whose ``layout_output`` is text and whose ``regions`` are a list.
+
+    What is below that is checked when it is asked for: one bad region does not cost the others.
+    """
+
+    file: str
+    data: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"recorded page {self.file!r}"
+
+    def part(self, parent: Mapping[str, Any], name: str, field: str | None = None) -> Any:
+        """Return the object at ``name``; an empty one where there is none."""
+        value = parent.get(name)
+        _check(f"{self}: {field or name}", value, value is None or _is_object(value), "an object")
+        return value or {}
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+_MISSING = _Missing()
+_FINISH_REASONS = get_args(FinishReason)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check(field: str, value: object, ok: bool, expected: str) -> None:
+    if not ok:
+        raise EngineError(f"{field} is {repr(value)[:80]}", hint=f"expected: {expected}")
+
+
+def _to_answer(request_id: str, text: str, recorded: Mapping[str, Any], where: str) -> Answer:
     if recorded.get("error"):
         return failed(request_id, EngineError(f"recorded error: {recorded['error']}"))
+    reason, confidence = recorded.get("finish_reason"), recorded.get("confidence")
+    _check(
+        f"{where}.finish_reason",
+        reason,
+        reason is None or reason in _FINISH_REASONS,
+        f"null or one of {', '.join(_FINISH_REASONS)}",
+    )
+    _check(
+        f"{where}.confidence",
+        confidence,
+        confidence is None or (_is_number(confidence) and 0 <= confidence <= 1),
+        "null or a number in [0, 1]",
+    )
+    counts = {}
+    for name in ("num_tokens", "num_forwards"):
+        count = recorded.get(name)
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        _check(f"{where}.{name}", count, count is None or is_count, "null or an integer >= 0")
+        counts[name] = count or 0
     return Answer(
         id=request_id,
         text=text,
-        finish_reason=recorded.get("finish_reason") or ("stop" if text else "empty"),
-        confidence=recorded.get("confidence"),
-        num_tokens=recorded.get("num_tokens") or 0,
-        num_forwards=recorded.get("num_forwards") or 0,
+        finish_reason=reason or ("stop" if text else "empty"),
+        confidence=confidence,
+        **counts,
     )
 
 
-def _find_region(
-    regions: list[Mapping[str, Any]], origin: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
-    order, box = origin.get("order"), origin.get("bbox")
-    at_order: Mapping[str, Any] | None = None
-    if order is not None and 0 <= order < len(regions):
-        at_order = regions[order]
-    if box is None:
-        return at_order
+def _find_region(page: _Page, origin: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the region that is asked for, and where it stands, for errors."""
+    regions, order, box = page.data["regions"], origin.get("order"), origin.get("bbox")
+    names = [f"{page}: regions[{index}]" for index in range(len(regions))]
+    faults: dict[int, EngineError] = {}
+    for index, region in enumerate(regions):
+        try:
+            _check_region(region, names[index])
+        except EngineError as error:
+            faults[index] = error
+    has_order = order is not None and 0 <= order < len(regions)
     # Two regions may share a box, as a list with one item does; the position tells them apart.
-    if at_order is not None and _distance(at_order["bbox"], box) <= BOX_TOLERANCE:
-        return at_order
-    nearest = min(regions, key=lambda region: _distance(region["bbox"], box), default=None)
-    if nearest is None or _distance(nearest["bbox"], box) > BOX_TOLERANCE:
-        return None
-    return nearest
+    if (
+        has_order
+        and order not in faults
+        and (box is None or _distance(regions[order]["bbox"], box) <= BOX_TOLERANCE)
+    ):
+        return names[order], regions[order]
+    if box is not None:
+        good = [index for index in range(len(regions)) if index not in faults]
+        near = min(good, key=lambda index: _distance(regions[index]["bbox"], box), default=None)
+        if near is not None and _distance(regions[near]["bbox"], box) <= BOX_TOLERANCE:
+            return names[near], regions[near]
+    if has_order and order in faults:
+        raise faults[order]
+    raise EngineError(
+        f"no recorded region for box {box} at position {order}",
+        # The region may be the one that cannot be compared.
+        hint=str(next(iter(faults.values()))) if faults else None,
+        page=origin.get("page"),
+        region=origin.get("region"),
+    )
+
+
+def _check_region(region: object, where: str) -> None:
+    _check(where, region, _is_object(region), "an object")
+    box = region.get("bbox", _MISSING)  # type: ignore[attr-defined]  # checked above
+    # A box further outside of the page is near none that is asked for.
+    low, high = -BOX_TOLERANCE, 1 + BOX_TOLERANCE
+    usable = (
+        isinstance(box, list)
+        and len(box) == 4
+        and all(_is_number(corner) and low <= corner <= high for corner in box)
+    )
+    _check(f"{where}.bbox", box, usable, "four fractions of the page")
 
 
 def _distance(a: Iterable[float], b: Iterable[float]) -> float:
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
-def _read_page(path: Path, adapter: str) -> Mapping[str, Any]:
+def _read_page(path: Path) -> _Page:
     try:
-        page = json.loads(path.read_text(encoding="utf-8"))
-        usable = isinstance(page["layout_output"], str) and all(
-            len(region["bbox"]) == 4 and "content" in region for region in page["regions"]
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(
-            f"recorded page {path.name!r} cannot be read: {type(error).__name__}: {error}",
-            adapter=adapter,
+            f"recorded page {path.name!r} cannot be read: {type(error).__name__}: {error}"
         ) from error
-    if not usable:
-        raise EngineError(f"recorded page {path.name!r} is of another form", adapter=adapter)
-    return page  # type: ignore[no-any-return]  # checked above
+    page = _Page(path.name, data)
+    _check(str(page), data, _is_object(data), "an object")
+    layout, regions = data.get("layout_output", _MISSING), data.get("regions", _MISSING)
+    _check(f"{page}: layout_output", layout, isinstance(layout, str), "text")
+    _check(f"{page}: regions", regions, isinstance(regions, list), "a list")
+    return page

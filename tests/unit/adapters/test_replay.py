@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -129,6 +131,137 @@ def test_folders_and_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         answer = ask(engine, "layout", stem=stem, page=0)
         assert isinstance(answer.error, EngineError)
         assert f"'{stem}.json'" in str(answer.error)
+
+
+BAD_VALUES = [
+    ("content", 5),
+    ("content", ["a"]),
+    ("confidence", float("nan")),
+    ("confidence", float("inf")),
+    ("confidence", 1.5),
+    ("confidence", "0.9"),
+    ("num_tokens", "a"),
+    ("num_tokens", float("inf")),
+    ("num_tokens", -1),
+    ("num_forwards", True),
+    ("finish_reason", "weird"),
+    ("finish_reason", []),
+]
+
+
+def spoiled(folder: Path, change: Callable[[dict[str, Any]], None], number: int = 1) -> None:
+    """Write the recording with one page changed."""
+    for path in FOLDER.glob("*.json"):
+        page = json.loads(path.read_text(encoding="utf-8"))
+        if path.stem == f"report_p{number:04d}":
+            change(page)
+        (folder / path.name).write_text(json.dumps(page), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*BAD_VALUES, ("bbox", ["a", "b", "c", "d"]), ("bbox", "abcd"), ("bbox", [float("nan")] * 4),
+     ("bbox", [10**400, 0, 1, 1]), ("bbox", None)],
+)  # fmt: skip
+def test_a_malformed_region_fails_alone_and_names_file_and_field(
+    tmp_path: Path, report_tiff: Path, field: str, value: object
+) -> None:
+    spoiled(tmp_path, lambda page: page["regions"][2].update({field: value}))
+    pages = read(report_tiff, ReplayEngine(tmp_path))
+    want = read(report_tiff, ReplayEngine(FOLDER))
+    bad = pages[0].regions[2]
+    assert bad.error is not None
+    assert f"'report_p0001.json': regions[2].{field} is " in bad.error.message
+    assert pages[0].status == "partial"
+    assert [r for r in pages[0].regions if r is not bad] == [
+        r for i, r in enumerate(want[0].regions) if i != 2
+    ]
+    assert pages[1] == want[1]
+    doc = ParsedDocument(source="", pages=tuple(pages), num_pages=2)
+    assert ParsedDocument.from_json(doc.to_json()) == doc
+
+
+@pytest.mark.parametrize("region", [None, 5, "ab", [1], {}])
+def test_a_region_that_is_no_region_fails_alone(
+    tmp_path: Path, report_tiff: Path, region: object
+) -> None:
+    def change(page: dict[str, Any]) -> None:
+        page["regions"][2] = region
+
+    spoiled(tmp_path, change)
+    first, _ = read(report_tiff, ReplayEngine(tmp_path))
+    assert [r.order for r in first.regions if r.error is not None] == [2]
+    assert first.regions[2].error is not None
+    assert "'report_p0001.json': regions[2]" in first.regions[2].error.message
+    # found by its box alone, it may be the one that cannot be compared
+    answer = ask(ReplayEngine(tmp_path), stem="report", page=0, bbox=(0.1, 0.15, 0.485, 0.32))
+    assert "no recorded region" in str(answer.error)
+    assert "regions[2]" in str(answer.error)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"layout": [1]}, "layout is"),
+        *(({"layout": {name: value}}, f"layout.{name} is") for name, value in BAD_VALUES[2:]),
+        ({"layout_output": None}, "layout_output is"),
+        ({"regions": {}}, "regions is"),
+    ],
+)
+def test_a_malformed_layout_fails_its_page_alone(
+    tmp_path: Path, report_tiff: Path, change: dict[str, object], field: str
+) -> None:
+    spoiled(tmp_path, lambda page: page.update(change))
+    answer = ask(ReplayEngine(tmp_path), "layout", stem="report", page=0)
+    assert isinstance(answer.error, EngineError)
+    assert f"'report_p0001.json': {field}" in str(answer.error)
+    first, second = read(report_tiff, ReplayEngine(tmp_path))
+    assert first.status == "failed"
+    assert second == read(report_tiff, ReplayEngine(FOLDER))[1]
+    doc = ParsedDocument(source="", pages=(first, second), num_pages=2)
+    assert ParsedDocument.from_json(doc.to_json()) == doc
+
+
+@pytest.mark.parametrize(
+    ("whole", "field"),
+    [
+        ("words", "whole_page is"),
+        ([1], "whole_page is"),
+        ({"text": "words"}, "whole_page.text is"),
+        ({"text": ["words"]}, "whole_page.text is"),
+        ({"text": {"content": None}}, "whole_page.text.content is"),
+        ({"text": {"finish_reason": "stop"}}, "whole_page.text.content is"),
+        ({"text": {"content": "a", "num_tokens": "a"}}, "whole_page.text.num_tokens is"),
+    ],
+)
+def test_a_malformed_whole_page_answer_names_file_and_field(
+    tmp_path: Path, whole: object, field: str
+) -> None:
+    spoiled(tmp_path, lambda page: page.update(whole_page=whole))
+    answer = ask(ReplayEngine(tmp_path), stem="report", page=0)
+    assert isinstance(answer.error, EngineError)
+    assert f"'report_p0001.json': {field}" in str(answer.error)
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "null", "[" * 100_000, '{"layout_output": "x"}'])
+def test_a_file_of_another_form_is_an_answer_with_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+    for task in ("layout", "text"):
+        answer = ask(ReplayEngine(tmp_path), task, stem="x", page=0, order=0)
+        assert isinstance(answer.error, EngineError)
+        assert "'x.json'" in str(answer.error)
+
+
+def test_half_of_a_surrogate_pair_is_recorded_as_a_replacement(
+    tmp_path: Path, report_tiff: Path
+) -> None:
+    def script(request: Request) -> str:
+        if request.task == "layout":
+            return "<|box_start|>0 0 999 999<|box_end|><|ref_start|>text<|ref_end|>"
+        return "half \ud83d"
+
+    list(record(report_tiff, tmp_path, engine=ScriptedEngine(script)))
+    assert read(report_tiff, ReplayEngine(tmp_path))[0].regions[0].text == "half ?"
 
 
 def test_a_recording_plays_back_to_the_same_pages(tmp_path: Path, report_tiff: Path) -> None:
