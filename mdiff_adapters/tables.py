@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
 
+from mdiff_adapters.text import escape_inline
 from mdiff_core.errors import EngineUnavailableError
 
 __all__ = ["Cell", "ParsedTable", "Table", "parse_html", "parse_otsl", "parse_table_answer"]
@@ -227,12 +228,12 @@ class Table:
         if not self.fits_markdown:
             return self.to_html()
         lines = [
-            "| " + " | ".join(text.replace("|", r"\|") for text in row) + " |"
+            "| " + " | ".join(escape_inline(text).replace("|", r"\|") for text in row) + " |"
             for row in self.rows()
         ]
         lines.insert(1, "|" + " --- |" * self.num_cols)
         if self.caption:
-            lines[:0] = [self.caption, ""]
+            lines[:0] = [escape_inline(self.caption), ""]
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:

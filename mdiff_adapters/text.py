@@ -6,10 +6,13 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from mdiff_adapters.formulas import escape_dollars
+
 __all__ = [
     "Loop",
     "StrippedText",
     "cut_at_stop",
+    "escape_inline",
     "find_loop",
     "split_list_items",
     "strip_special_tokens",
@@ -220,3 +223,28 @@ def split_list_items(text: str) -> list[str]:
         else:
             items.append(line)
     return [re.sub(r"^[•◦▪●○■□‣⁃∙·*–—-]\s+", "", item) for item in items]
+
+
+# `<` that a renderer would take for a tag; superscripts and subscripts are meant as such.
+_TAG_START = re.compile(r"(?<!\\)<(?!/?su[bp]>)(?=[A-Za-z/!?])")
+# Where a link or a picture has its target, which would be hidden, or loaded from elsewhere. Its
+# opening bracket cannot be escaped: `\\[` opens a formula.
+_LINK = re.compile(r"\](?=\()")
+_ENTITY = re.compile(r"&(?=#?\w{1,32};)")
+
+
+def escape_inline(text: str) -> str:
+    """Escape what markdown would read as something else than text inside a line.
+
+    These are ``$`` of money, a ``<`` that would open a tag, links, pictures and entities. Emphasis
+    marks stay as they are: they do no harm to the reader.
+
+    Args:
+        text: Plain text.
+
+    Returns:
+        Markdown that renders as the text where no block can begin: in a title or a table's cell.
+    """
+    for pattern in (_TAG_START, _LINK, _ENTITY):
+        text = pattern.sub(r"\\\g<0>", text)
+    return escape_dollars(text)

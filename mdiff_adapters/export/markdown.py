@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage, Region
 from mdiff_adapters.export.structure import Block, Images, image_url, page_blocks
-from mdiff_adapters.formulas import Delimiters, escape_dollars, tidy_spacing, wrap_formula
+from mdiff_adapters.formulas import Delimiters, tidy_spacing, wrap_formula
+from mdiff_adapters.text import escape_inline
 from mdiff_core.config import suggest
 from mdiff_core.errors import ConfigError
 
@@ -16,10 +17,15 @@ __all__ = ["TableFormat", "page_to_markdown", "to_markdown"]
 
 TableFormat = Literal["html", "markdown", "auto"]
 
-# What would turn a paragraph into another block: a heading, a quote, a rule or an underlining.
-_BLOCK_START = re.compile(r"^(#{1,6}(?:\s|$)|>|(?:-{3,}|={2,}|\*{3,}|_{3,}|~{3,}|`{3,})\s*$)", re.M)
-# `<` that a renderer would take for a tag; superscripts and subscripts are meant as such.
-_TAG_START = re.compile(r"(?<!\\)<(?!/?su[bp]>)(?=[A-Za-z/!?])")
+# What would turn a paragraph into another block, up to three blanks from the edge: a heading, a
+# quote, a fence, a rule or an underlining.
+_BLOCK_START = re.compile(
+    r"^( {0,3})(?=#{1,6}(?:\s|$)|>|~{3}|`{3}|(?:=+|-+)\s*$"
+    r"|(?P<rule>[-*_])[ \t]*(?:(?P=rule)[ \t]*){2,}$)",
+    re.M,
+)
+# The definition of a link's target, which is not shown.
+_DEFINITION = re.compile(r"^( {0,3}\[[^\]\n]+\]):", re.M)
 _ORDERED = re.compile(r"^\(?\d{1,3}[.)]\s")
 _FENCE = re.compile(r"`{3,}")
 
@@ -122,7 +128,7 @@ def _body(region: Region, delimiters: Delimiters, table_format: TableFormat, ima
 
 def _prose(region: Region) -> str:
     if region.type == "title":
-        return f"# {_TAG_START.sub(_BACKSLASH, escape_dollars(' '.join(region.text.split())))}"
+        return f"# {escape_inline(' '.join(region.text.split()))}"
     if region.type in ("code", "algorithm"):
         # The fence must be longer than any inside.
         longest = max((len(run) for run in _FENCE.findall(region.text)), default=2)
@@ -136,14 +142,12 @@ def _item(text: str) -> str:
     return text if _ORDERED.match(text) else f"- {text}"
 
 
-_BACKSLASH = r"\\\g<0>"
-
-
 def escape_text(text: str) -> str:
     """Escape what markdown would read as something else than text.
 
-    These are ``$`` of money, a ``<`` that would open a tag, and line starts that would open a
-    heading, a quote or a rule. Emphasis marks stay as they are: they do no harm to the reader.
+    These are ``$`` of money, a ``<`` that would open a tag, links, pictures and entities, and line
+    starts that would open another block. Emphasis marks and lists stay as they are: they do no
+    harm to the reader.
 
     Args:
         text: Plain text of a region.
@@ -151,7 +155,7 @@ def escape_text(text: str) -> str:
     Returns:
         Markdown that renders as the text.
     """
-    return _BLOCK_START.sub(_BACKSLASH, _TAG_START.sub(_BACKSLASH, escape_dollars(text)))
+    return _DEFINITION.sub(r"\1\\:", _BLOCK_START.sub(r"\1\\", escape_inline(text)))
 
 
 def _link_target(url: str) -> str:

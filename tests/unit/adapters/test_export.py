@@ -15,6 +15,7 @@ import pytest
 from docling_core.types.doc import ContentLayer, CoordOrigin, DoclingDocument
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from PIL import Image
 
 from mdiff_adapters.document import (
@@ -180,6 +181,37 @@ def test_formulas_are_wrapped_once_d1() -> None:
 def test_text_is_escaped_for_markdown_only_where_it_must(text: str, escaped: str) -> None:
     assert markdown(region(0, "text", text)) == escaped
     assert to_text(document(region(0, "text", text))) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "~~~ Fin ~~~", "``` code fence", "```", "* * *", "- - -", "_  _ _", "***", "above\n=",
+        "above\n-", "above\n--", "   # indented", "  > quoted", "[x]: http://evil", "&copy; &#169;",
+        "![i](http://evil/?q=1)", "[a](b)", "<img src=x onerror=alert(1)>", "[1]: Smith, [2](3)",
+        "<!-- gone -->", "[1][2] and [3] (see [4])",
+    ],
+)  # fmt: skip
+def test_markdown_renders_as_the_text_and_leaves_what_follows_alone(text: str) -> None:
+    exported = markdown(region(0, "text", text), region(1, "text", "what follows"))
+    rendered = MarkdownIt().render(exported)
+    assert set(re.findall(r"<(\w+)", rendered)) == {"p"}
+    shown = html.unescape(re.sub(r"</?p>", "", rendered)).strip().split("\n")
+    assert [" ".join(line.split()) for line in shown if line] == [
+        *(" ".join(line.split()) for line in text.split("\n")), "what follows",
+    ]  # fmt: skip
+
+
+def test_cells_and_captions_of_pipe_tables_are_escaped_as_text_is() -> None:
+    cells = "<img src=x onerror=alert(1)>", "$10 and $20", "a|b", "[a](http://evil)", "&copy;"
+    table = dataclasses.replace(
+        Table.from_rows([["h"], *([cell] for cell in cells)]), caption="<script>x</script>"
+    )
+    rendered = MarkdownIt().enable("table").render(table.to_markdown())
+    assert not {"img", "script", "a"} & set(re.findall(r"<(\w+)", rendered))
+    shown = re.findall(r"<td>(.*?)</td>", rendered)
+    assert [html.unescape(cell) for cell in shown] == list(cells)
+    assert r"\$10 and \$20" in table.to_markdown()
 
 
 def test_code_gets_a_fence_longer_than_any_inside() -> None:
