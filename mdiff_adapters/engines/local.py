@@ -5,7 +5,6 @@ Knows no tensor; imports the core's engine, and with it torch, only when it is b
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,6 @@ from mdiff_adapters.engines.base import Answer, Capabilities, Request
 from mdiff_adapters.engines.shared import SpecEngine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, EngineError
-from mdiff_core.config import suggest
 from mdiff_core.types import DecodeRequest
 
 if TYPE_CHECKING:
@@ -52,14 +50,7 @@ class LocalEngine(SpecEngine):
         """
         from mdiff_core import Engine as CoreEngine
 
-        parameters = [
-            *inspect.signature(CoreEngine.load).parameters.values(),
-            *inspect.signature(CoreEngine).parameters.values(),
-        ]
-        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "name"]
-        for name, _ in spec.options:
-            if name not in known:
-                raise ConfigError(f"a checkpoint has no option {name!r}", hint=suggest(name, known))
+        spec.check_options()
         options: dict[str, Any] = dict(spec.options)
         # The core reads the whole string: `modelscope:` tells it where to look.
         return cls(CoreEngine.load(spec.spec, **options), spec)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from mdiff_adapters.engines.base import Engine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, EngineError, EngineUnavailableError, MDiffError
+from mdiff_core.config import suggest
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class EngineRegistry:
 
         Raises:
             EngineUnavailableError: If its kind is unknown, or it cannot be built.
+            ConfigError: If its kind is one of ours and has no such option.
             MDiffError: What the engine itself says about its checkpoint or settings.
         """
         if self._pid != os.getpid():  # a fork that bypassed `os.register_at_fork`
@@ -72,6 +75,7 @@ def _build(spec: EngineSpec) -> Engine:
     from mdiff_adapters.host import engine_factory
 
     factory = engine_factory(spec.kind)
+    spec.check_options()
     try:
         engine = factory(spec)
     except (MDiffError, ImportError):
@@ -128,6 +132,39 @@ def open_engine(
             hint="give for example 'tiny', a checkpoint folder, or an http:// address",
         )
     return spec
+
+
+def check_options(
+    owner: str,
+    settings: Sequence[str],
+    engine: str | os.PathLike[str] | EngineSpec | Engine,
+    options: Mapping[str, Any],
+) -> None:
+    """Refuse options that nobody will take, where an adapter is made and nothing is opened yet.
+
+    Adapters forward what they do not know, to the parser and from there to the engine; without
+    this a misspelt setting is found when the first page is read.
+
+    Args:
+        owner: Name of the adapter, for the message.
+        settings: Names that the adapter and the parser have.
+        engine: The engine that the others are meant for.
+        options: What was given to the adapter.
+
+    Raises:
+        ConfigError: If neither has an option; the nearest known name is given. Engines of plugins
+            check their options themselves, when they are built.
+    """
+    left = {name: value for name, value in options.items() if name not in settings}
+    if isinstance(engine, (str, os.PathLike, EngineSpec)):
+        EngineSpec.parse(engine, **left).check_options(owner, settings)
+        return
+    for name, value in left.items():
+        if value not in (None, "auto"):
+            raise ConfigError(
+                f"{owner} has no option {name!r}, and the engine is already built without it",
+                hint=suggest(name, tuple(settings)),
+            )
 
 
 def close_engines() -> None:

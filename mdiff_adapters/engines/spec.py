@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mdiff_adapters.errors import ConfigError
+from mdiff_core.config import suggest
 
 # Two letters at least: `C:\model` is a Windows path, not a kind.
 _KIND = re.compile(r"^([A-Za-z][A-Za-z0-9_-]+):(.*)$", re.DOTALL)
+
+_CHECKPOINT_OPTIONS = (
+    "device", "dtype", "cache_bytes", "max_batch_tokens", "max_sequences", "max_batch_patches",
+    "attention", "cuda_graphs",
+)  # fmt: skip
+# Written out, because asking the engines themselves would import torch where a name is checked.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "checkpoint": _CHECKPOINT_OPTIONS,
+    "modelscope": _CHECKPOINT_OPTIONS,
+    "http": (
+        "model", "api_key", "timeout_s", "concurrency", "retries", "backoff_s", "tasks",
+    ),
+    "replay": ("tables",),
+    "reference": ("device", "dtype"),
+    "scripted": ("delay_s",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,6 +101,33 @@ class EngineSpec:
         """What the engine opens: the checkpoint, the URL, or what stands after the colon."""
         match = _KIND.match(self.spec)
         return self.spec if match is None or self.kind == "http" else match[2]
+
+    @property
+    def known_options(self) -> tuple[str, ...] | None:
+        """Names of the options of its kind; None for kinds of plugins, which check their own."""
+        return _OPTIONS.get(self.kind)
+
+    def check_options(self, owner: str = "", settings: Sequence[str] = ()) -> None:
+        """Refuse options that its kind of engine does not have; opens nothing.
+
+        Args:
+            owner: Who took the options together with its own settings, for the message.
+            settings: Those settings; a misspelt one of them ends up among the options.
+
+        Raises:
+            ConfigError: If an option is unknown; the nearest known name is given.
+        """
+        known = self.known_options
+        if known is None:
+            return
+        for name, _ in self.options:
+            if name not in known:
+                engine = f"engine {self.spec!r}"
+                raise ConfigError(
+                    f"{owner or engine} has no option {name!r}"
+                    + (f", and neither has {engine}" if owner else ""),
+                    hint=suggest(name, (*settings, *known)),
+                )
 
     def __str__(self) -> str:
         if not self.options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -9,6 +10,8 @@ from typing import Any, Literal, get_args
 from langchain_core.documents import Document
 
 from mdiff_adapters.document import ParsedPage
+from mdiff_adapters.engines import Engine, EngineSpec
+from mdiff_adapters.engines.registry import check_options
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.export.elements import page_to_elements
@@ -64,6 +67,27 @@ class DocumentFormat:
         return page_to_markdown(
             page, table_format=self.table_format, include_furniture=include_furniture
         )
+
+
+def make_parser(owner: type[Any], engine: EngineSpec | Engine, **options: Any) -> DocumentParser:
+    """Return the parser of a loader.
+
+    Args:
+        owner: The class that takes the options; its other parameters are its own settings.
+        engine: The engine.
+        **options: Options of the parser, and of the engine where it is a spec.
+
+    Raises:
+        ConfigError: If an option is unknown or out of range.
+    """
+    settings = [
+        parameter.name
+        for kind in (owner, DocumentParser)
+        for parameter in inspect.signature(kind).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    check_options(owner.__name__, settings, engine, options)
+    return DocumentParser(engine, **options)
 
 
 def load_documents(

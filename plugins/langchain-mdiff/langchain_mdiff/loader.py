@@ -10,11 +10,18 @@ from typing import Any, BinaryIO
 from langchain_core.document_loaders import BaseLoader
 from langchain_core.documents import Document
 
-from langchain_mdiff.documents import DocumentFormat, Format, Mode, TableFormat, load_documents
+from langchain_mdiff.documents import (
+    DocumentFormat,
+    Format,
+    Mode,
+    TableFormat,
+    load_documents,
+    make_parser,
+)
 from mdiff_adapters.engines import Engine, EngineSpec
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.offload import iterate_off_loop
-from mdiff_adapters.parser import DocumentParser, OnError
+from mdiff_adapters.parser import OnError
 from mdiff_adapters.provenance import read_input
 
 
@@ -110,7 +117,8 @@ class MDiffLoader(BaseLoader):
             pages_delimiter=pages_delimiter,
             include_blocks=include_blocks,
         )
-        self._parser = DocumentParser(
+        self._parser = make_parser(
+            MDiffLoader,
             self._engine,
             threshold=threshold,
             pages=pages,

@@ -12,10 +12,16 @@ from typing import Any, Literal, get_args
 from langchain_core.document_loaders import BaseBlobParser, Blob
 from langchain_core.documents import Document
 
-from langchain_mdiff.documents import DocumentFormat, Format, Mode, TableFormat, load_documents
+from langchain_mdiff.documents import (
+    DocumentFormat,
+    Format,
+    Mode,
+    TableFormat,
+    load_documents,
+    make_parser,
+)
 from mdiff_adapters.engines import Engine, EngineSpec
 from mdiff_adapters.errors import ConfigError, EngineUnavailableError, ImageError, MDiffError
-from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.provenance import read_input
 
 logger = logging.getLogger(__name__)
@@ -62,7 +68,7 @@ class MDiffBlobParser(BaseBlobParser):
             pages_delimiter=pages_delimiter,
             include_blocks=include_blocks,
         )
-        self._parser = DocumentParser(_named(engine), **parser_options)
+        self._parser = make_parser(MDiffBlobParser, _named(engine), **parser_options)
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yield the documents of a blob as their pages are ready.
@@ -122,7 +128,9 @@ class MDiffImageParser(BaseBlobParser):
         self._form = DocumentFormat(mode="single", format=format, pages_delimiter="\n")
         self._channels = channels
         self._on_error = on_error
-        self._parser = DocumentParser(_named(engine), on_error=on_error, **parser_options)
+        self._parser = make_parser(
+            MDiffImageParser, _named(engine), on_error=on_error, **parser_options
+        )
 
     def lazy_parse(self, blob: Blob) -> Iterator[Document]:
         """Yield one Document with the text of the picture, empty where there is none.

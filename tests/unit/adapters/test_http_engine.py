@@ -331,7 +331,7 @@ def test_without_httpx_the_pip_line_is_given(monkeypatch) -> None:
 
 
 def test_bad_options_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"no setting 'time_out'.*'timeout_s'"):
+    with pytest.raises(ConfigError, match=r"no option 'time_out'.*'timeout_s'"):
         open_engine("http://s", time_out=3)
     with pytest.raises(ConfigError, match="concurrency = 0"):
         HttpOptions(concurrency=0)

@@ -18,7 +18,7 @@ from langchain_core.document_loaders import Blob
 from PIL import Image
 
 from langchain_mdiff import MDiffBlobParser, MDiffImageParser, MDiffLoader
-from mdiff_adapters.engines import Request
+from mdiff_adapters.engines import EngineSpec, Request
 from mdiff_adapters.errors import (
     ConfigError,
     MDiffError,
@@ -277,9 +277,39 @@ def test_wrong_options_are_refused_when_the_loader_is_made(
         MDiffLoader("a.pdf", **options)
 
 
-def test_a_misspelt_option_is_refused_by_the_engine(pdf: Path) -> None:
-    with pytest.raises(ConfigError, match="no option 'treshold'"):
-        MDiffLoader(pdf, treshold=0.5).load()
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"treshold": 0.5}, "MDiffLoader has no option 'treshold'.*'threshold'"),
+        ({"moed": "single"}, "no option 'moed'.*'mode'"),
+        ({"windw": 2}, "no option 'windw'.*'window'"),
+        ({"devise": "cpu"}, "no option 'devise'.*'device'"),
+        ({"engine": "replay:pages", "tabels": "otsl"}, "no option 'tabels'.*'tables'"),
+        ({"engine": "replay:pages", "device": "cpu"}, "no option 'device'.*engine 'replay:pages'"),
+        ({"engine": "http://host:1", "time_out": 3}, "no option 'time_out'.*'timeout_s'"),
+        ({"engine": EngineSpec.parse("tiny", devise="cpu")}, "no option 'devise'.*'device'"),
+        ({"engine": ScriptedEngine(), "treshold": 0.5}, "no option 'treshold'.*'threshold'"),
+    ],
+)
+def test_a_misspelt_option_is_refused_when_the_loader_is_made(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MDiffLoader("a.pdf", **options)
+
+
+def test_parsers_refuse_misspelt_options_too() -> None:
+    with pytest.raises(ConfigError, match=r"MDiffBlobParser has no option 'page'.*'pages'"):
+        MDiffBlobParser(page="1")
+    with pytest.raises(ConfigError, match=r"MDiffImageParser has no option 'chanels'.*'channels'"):
+        MDiffImageParser(chanels="rgb")
+
+
+def test_options_of_engines_are_forwarded() -> None:
+    """Nobody here knows what an engine of a plugin takes."""
+    MDiffLoader("a.pdf", engine="theirs:x", treshold=0.5)
+    MDiffLoader("a.pdf", engine="tiny", device="cpu", max_sequences=2)
+    MDiffLoader("a.pdf", engine=ScriptedEngine(), device="auto", window=2)
 
 
 def test_a_loader_needs_exactly_one_file() -> None:
