@@ -27,8 +27,9 @@ from mdiff_adapters.segmenters import (
     get_segmenter,
 )
 from mdiff_adapters.sources import DocumentSource, SourceLimits, open_source
-from mdiff_adapters.sources.base import PageSelection
+from mdiff_adapters.sources.base import PageSelection, check_page_selection
 from mdiff_adapters.sources.opening import SourceInput
+from mdiff_core.config import check_count
 
 __all__ = ["DocumentParser", "DocumentStream", "OnError"]
 
@@ -84,9 +85,9 @@ class DocumentParser:
     ) -> None:
         if on_error not in _ON_ERROR:
             raise ConfigError(f"on_error = {on_error!r} is unknown", hint=f"allowed: {_ON_ERROR}")
-        for name, value in (("window", window), ("max_failed_pages", max_failed_pages)):
-            if isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} = {value!r} is out of range", hint="an integer >= 1")
+        check_count("DocumentParser", "window", window)
+        check_count("DocumentParser", "max_failed_pages", max_failed_pages)
+        check_page_selection(pages)
         decode = decode or DecodeConfig()
         if threshold is not None:
             decode = dataclasses.replace(decode, threshold=threshold)

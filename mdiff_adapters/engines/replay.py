@@ -197,7 +197,7 @@ def _to_answer(request_id: str, text: str, recorded: Mapping[str, Any], where: s
         confidence is None or (_is_number(confidence) and 0 <= confidence <= 1),
         "null or a number in [0, 1]",
     )
-    counts = {}
+    counts: dict[str, int] = {}
     for name in ("num_tokens", "num_forwards"):
         count = recorded.get(name)
         is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
@@ -208,13 +208,15 @@ def _to_answer(request_id: str, text: str, recorded: Mapping[str, Any], where: s
         text=text,
         finish_reason=reason or ("stop" if text else "empty"),
         confidence=confidence,
-        **counts,
+        num_tokens=counts["num_tokens"],
+        num_forwards=counts["num_forwards"],
     )
 
 
 def _find_region(page: _Page, origin: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the region that is asked for, and where it stands, for errors."""
-    regions, order, box = page.data["regions"], origin.get("order"), origin.get("bbox")
+    regions, box = page.data["regions"], origin.get("bbox")
+    order: Any = origin.get("order")
     names = [f"{page}: regions[{index}]" for index in range(len(regions))]
     faults: dict[int, EngineError] = {}
     for index, region in enumerate(regions):

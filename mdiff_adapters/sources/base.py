@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -14,12 +14,19 @@ from typing_extensions import Self
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.segmenters.base import PageImage
 
-__all__ = ["DocumentSource", "PageSelection", "SourceLimits", "parse_page_range"]
+__all__ = [
+    "DocumentSource",
+    "PageSelection",
+    "SourceLimits",
+    "check_page_selection",
+    "parse_page_range",
+]
 
 PageSelection = str | Sequence[int] | None
 """``"1-3,7"`` (1-based) or 0-based integers; None takes all pages."""
 
-_RANGE = re.compile(r"(\d*)\s*-\s*(\d*)|(\d+)")
+_RANGE = re.compile(r"([0-9]+)(?:\s*(-)\s*([0-9]*))?")
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,31 @@ class SourceLimits:
                 raise ConfigError(f"{name} = {value!r} is out of range", hint=f"[{low}, {high}]")
 
 
+def check_page_selection(pages: PageSelection) -> None:
+    """Refuse what selects pages of no document, before one is opened.
+
+    Args:
+        pages: See :func:`parse_page_range`; an iterator is refused, it would serve one document
+            only.
+
+    Raises:
+        ConfigError: If it is neither a string of pages and ranges nor 0-based integers, or selects
+            nothing.
+    """
+    if pages is None:
+        return
+    if isinstance(pages, str):
+        chosen: Sequence[object] = _ranges(pages, None)
+    elif isinstance(pages, Iterator):
+        raise ConfigError(
+            f"pages = {pages!r} can be read once only", hint="give a list of 0-based integers"
+        )
+    else:
+        chosen = _indices(pages, None)
+    if not chosen:
+        raise _nothing_selected(None)
+
+
 def parse_page_range(pages: PageSelection, num_pages: int, source: str | None = None) -> list[int]:
     """Return the 0-based page indices that a selection names, in document order, each once.
 
@@ -75,25 +107,14 @@ def parse_page_range(pages: PageSelection, num_pages: int, source: str | None = 
     else:
         chosen = _check_indices(pages, num_pages, source)
     if not chosen:
-        raise ConfigError("no page is selected", hint='give pages such as "1-3,7"', source=source)
+        raise _nothing_selected(source)
     return sorted(chosen)
 
 
 def _parse_text(text: str, num_pages: int, source: str | None) -> set[int]:
     chosen: set[int] = set()
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = _RANGE.fullmatch(part)
-        if match is None or part == "-":
-            raise ConfigError(
-                f"{part!r} is not a page or a range of pages",
-                hint='pages count from 1: "1-3,7" or "5-"',
-                source=source,
-            )
-        single = match[3]
-        first, last = (single, single) if single else (match[1] or "1", match[2] or str(num_pages))
-        low, high = int(first), int(last)
-        if low > high and match[2]:
-            raise ConfigError(f"page range {part!r} runs backwards", source=source)
+    for low, last in _ranges(text, source):
+        high = num_pages if last is None else last
         for number in (low, high):
             if not 1 <= number <= num_pages:
                 raise _out_of_range(f"page {number}", num_pages, f"1 to {num_pages}", source)
@@ -101,23 +122,68 @@ def _parse_text(text: str, num_pages: int, source: str | None) -> set[int]:
     return chosen
 
 
+def _ranges(text: str, source: str | None) -> list[tuple[int, int | None]]:
+    """Return first and last page of each range, counted from 1; None is the end."""
+    ranges: list[tuple[int, int | None]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _RANGE.fullmatch(part)
+        # "-1" might mean the first page as well as the last one. No document has a page of ten
+        # digits, and Python takes none of thousands.
+        if match is None or max(map(len, match.groups(""))) > _MAX_DIGITS:
+            raise ConfigError(
+                f"{part[:40]!r} is not a page or a range of pages",
+                hint='pages count from 1: "1-3,7" or "5-"',
+                source=source,
+            )
+        low = int(match[1])
+        high = (int(match[3]) if match[3] else None) if match[2] else low
+        if high is not None and low > high:
+            raise ConfigError(f"page range {part!r} runs backwards", source=source)
+        if low < 1:
+            raise ConfigError(
+                f"page {low} is out of range", hint="pages count from 1", source=source
+            )
+        ranges.append((low, high))
+    return ranges
+
+
 def _check_indices(pages: Iterable[int], num_pages: int, source: str | None) -> set[int]:
-    chosen: set[int] = set()
-    for page in pages:
+    chosen = set(_indices(pages, source))
+    for index in sorted(chosen):
+        if index >= num_pages:
+            raise _out_of_range(f"page index {index}", num_pages, f"0 to {num_pages - 1}", source)
+    return chosen
+
+
+def _indices(pages: Iterable[int], source: str | None) -> list[int]:
+    hint = 'give 0-based integers in a list, or a string such as "1-3,7"'
+    # Bytes and mappings can be iterated, but what they give was not meant as page numbers.
+    try:
+        values = None if isinstance(pages, (bytes, bytearray, memoryview, Mapping)) else list(pages)
+    except TypeError:
+        values = None
+    if values is None:
+        raise ConfigError(f"pages = {pages!r} selects no pages", hint=hint, source=source)
+    indices: list[int] = []
+    for page in values:
         try:
             if isinstance(page, bool):
                 raise TypeError
             index = operator.index(page)
         except TypeError:
             raise ConfigError(
-                f"page {page!r} is not an integer",
-                hint='give 0-based integers, or a string such as "1-3,7"',
-                source=source,
+                f"page {page!r} is not an integer", hint=hint, source=source
             ) from None
-        if not 0 <= index < num_pages:
-            raise _out_of_range(f"page index {index}", num_pages, f"0 to {num_pages - 1}", source)
-        chosen.add(index)
-    return chosen
+        if index < 0:
+            raise ConfigError(
+                f"page index {index} is out of range", hint="indices count from 0", source=source
+            )
+        indices.append(index)
+    return indices
+
+
+def _nothing_selected(source: str | None) -> ConfigError:
+    return ConfigError("no page is selected", hint='give pages such as "1-3,7"', source=source)
 
 
 def _out_of_range(what: str, num_pages: int, allowed: str, source: str | None) -> ConfigError:

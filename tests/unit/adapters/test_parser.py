@@ -318,13 +318,22 @@ def test_the_segmenter_follows_from_the_engine_or_is_chosen() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"window": 0}, {"window": True}, {"max_failed_pages": 0}, {"on_error": "ignore"},
+        {"window": 0}, {"window": True}, {"window": 1.5}, {"window": "a"}, {"window": None},
+        {"max_failed_pages": 0}, {"max_failed_pages": None}, {"on_error": "ignore"},
+        {"pages": 0}, {"pages": 1}, {"pages": b"1"}, {"pages": 1.5}, {"pages": iter([1])},
+        {"pages": {1: 2}},
         {"dpi": 3}, {"max_pixels": 0}, {"images": "all"}, {"threshold": 1.5},
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         DocumentParser(ScriptedEngine(), **bad)
+
+
+@pytest.mark.parametrize("pages", ["", "a", "-1", "0", "3-1", [], [1.5], [-1], ["1"], "9" * 5000])
+def test_pages_of_no_document_are_refused_before_one_is_opened(pages: Any) -> None:
+    with pytest.raises(ConfigError, match="page"):
+        DocumentParser(ScriptedEngine(), pages=pages)
 
 
 def test_the_password_is_never_shown() -> None:
