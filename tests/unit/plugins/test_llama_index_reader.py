@@ -28,8 +28,9 @@ from PIL import Image
 
 from llama_index.readers.mdiff import MDiffReader
 from mdiff_adapters.engines import EngineSpec, Request, close_engines, open_engine
-from mdiff_adapters.errors import ConfigError, PasswordRequiredError
+from mdiff_adapters.errors import ConfigError, InputTooLargeError, PageError, PasswordRequiredError
 from mdiff_adapters.provenance import stable_id
+from mdiff_adapters.sources import open_source
 from mdiff_adapters.testing import ONE_TEXT_REGION, ScriptedEngine, default_script, sample_pdf
 
 TABLE_LAYOUT = ONE_TEXT_REGION.replace("text<|ref_end|>", "table<|ref_end|>")
@@ -133,6 +134,86 @@ def test_page_images_are_resources_and_only_on_request(pdf: Path) -> None:
         assert image.size == (400, 400)  # 144 pt at 200 dpi
 
 
+def picture_size(document: Any) -> tuple[int, int]:
+    with Image.open(io.BytesIO(base64.b64decode(document.image_resource.data))) as image:
+        return image.size
+
+
+@pytest.fixture
+def huge_second_page(tmp_path: Path) -> Path:
+    """Three pages; the second is 20 m wide, which no budget of pixels can show."""
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(sample_pdf(3)))
+    writer.pages[1].mediabox = pypdf.generic.RectangleObject((0, 0, 60_000, 60_000))
+    writer.write(tmp_path / "huge.pdf")
+    return tmp_path / "huge.pdf"
+
+
+def test_a_broken_page_keeps_its_document_without_an_image(huge_second_page: Path) -> None:
+    def read(**settings: Any) -> list[Any]:
+        reader = MDiffReader(engine=ScriptedEngine(), page_images="resource", **settings)
+        return reader.load_data(huge_second_page)
+
+    documents = read()
+    assert [d.image_resource is None for d in documents] == [False, True, False]
+    error = documents[1].metadata["mdiff_error"]
+    assert "huge.pdf, page 2" in error and "no page image" not in error
+    assert len(read(on_error="skip")) == 2
+    with pytest.raises(InputTooLargeError, match="page 2"):
+        read(on_error="raise")
+
+
+def test_an_image_that_fails_alone_leaves_the_text(pdf: Path, monkeypatch) -> None:
+    def open_broken(*args: Any, **options: Any) -> Any:
+        source = open_source(*args, **options)
+
+        def load(index: int) -> Any:
+            raise PageError("cannot be rendered", page=index)
+
+        monkeypatch.setattr(source, "load", load)
+        return source
+
+    def read(**settings: Any) -> list[Any]:
+        reader = MDiffReader(engine=ScriptedEngine(), page_images="resource", **settings)
+        monkeypatch.setattr("llama_index.readers.mdiff.base.open_source", open_broken)
+        return reader.load_data(pdf)
+
+    for on_error in ("record", "skip"):
+        documents = read(on_error=on_error)
+        assert [d.text for d in documents] == [f"Text of page {n}" for n in (1, 2, 3)]
+        assert all("no page image: page" in d.metadata["mdiff_error"] for d in documents)
+        assert all("mdiff_error" in d.excluded_embed_metadata_keys for d in documents)
+    with pytest.raises(PageError, match="cannot be rendered"):
+        read(on_error="raise")
+
+
+def test_page_images_keep_the_limits_of_the_parser(pdf: Path) -> None:
+    def size(**options: Any) -> tuple[int, int]:
+        reader = MDiffReader(
+            engine=ScriptedEngine(), page_images="resource", parser_options=options
+        )
+        return picture_size(reader.load_data(pdf)[0])
+
+    assert size(dpi=100) == (200, 200)
+    width, height = size(max_pixels=100_000)
+    assert 90_000 < width * height <= 100_000
+
+
+def test_blocks_of_a_whole_file_say_their_page(pdf: Path) -> None:
+    for settings in ({"split_by_page": False}, {"export_type": "docling_json"}):
+        reader = MDiffReader(engine=ScriptedEngine(), include_blocks=True, **settings)
+        [document] = reader.load_data(pdf)
+        blocks = json.loads(document.metadata["mdiff_blocks"])
+        assert [block["page"] for block in blocks] == [0, 1, 2]
+        assert [block["text"] for block in blocks] == [f"Text of page {n}" for n in (1, 2, 3)]
+        assert "mdiff_blocks" not in document.get_content(MetadataMode.EMBED)
+
+
+@pytest.mark.parametrize("settings", [{"split_by_page": False}, {"export_type": "docling_json"}])
+def test_page_images_need_a_document_a_page(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"one Document a page.*split_by_page=True"):
+        MDiffReader(page_images="resource", **settings)
+
+
 def test_text_and_table_formats(pdf: Path) -> None:
     def first(**settings: Any) -> str:
         return (
@@ -173,12 +254,39 @@ def test_passwords_are_used_and_never_serialised(tmp_path: Path) -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match="no setting 'treshold'"):
-        MDiffReader(treshold=0.5)
     with pytest.raises(ValueError, match="export_type"):
         MDiffReader(export_type="pdf")
     with pytest.raises(ConfigError, match="threshold"):
         MDiffReader(threshold=2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"treshold": 0.5}, "no setting 'treshold'.*did you mean 'threshold'"),
+        ({"windw": 2}, "no setting 'windw'.*did you mean 'window'"),
+        ({"dpi": 100}, r"no setting 'dpi'.*parser_options=\{'dpi': …\}"),
+        ({"device": "cpu"}, r"no setting 'device'.*engine_options=\{'device': …\}"),
+        ({"parser_options": {"threshold": 0.5}}, r"threshold in parser_options.*MDiffReader\("),
+        ({"parser_options": {"engine": "tiny"}}, r"engine in parser_options.*MDiffReader\("),
+        ({"parser_options": {"windw": 2}}, "parser_options has no option 'windw'.*'window'"),
+        ({"engine_options": {"devise": "cpu"}}, "no option 'devise'.*'device'"),
+        ({"engine": "replay:x", "engine_options": {"tabels": "otsl"}}, "'tabels'.*'tables'"),
+        ({"engine": ScriptedEngine(), "parser_options": {"windw": 2}}, "'windw'.*'window'"),
+    ],
+)
+def test_misspelt_settings_are_refused_when_the_reader_is_made(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MDiffReader(**settings)
+
+
+def test_options_of_engines_are_forwarded() -> None:
+    """Nobody here knows what an engine of a plugin takes."""
+    reader = MDiffReader("theirs:x", engine_options={"speed": 3}, parser_options={"size": 4})
+    assert reader.engine_options == {"speed": 3}
+    MDiffReader("tiny", engine_options={"device": "cpu"}, parser_options={"max_sequences": 2})
 
 
 def test_a_spec_with_options_is_kept(pdf: Path) -> None:

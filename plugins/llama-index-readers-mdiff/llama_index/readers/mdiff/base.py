@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -15,17 +17,24 @@ from llama_index.core.schema import Document, MediaResource
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage
 from mdiff_adapters.engines import Engine, EngineSpec, open_engine
-from mdiff_adapters.errors import ConfigError
+from mdiff_adapters.engines.registry import check_options
+from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.offload import iterate_off_loop
 from mdiff_adapters.parser import DocumentParser, DocumentStream
 from mdiff_adapters.provenance import Input, blocks_json, page_error, read_input, stable_id
 from mdiff_adapters.sources import DocumentSource, open_source
+from mdiff_core.config import suggest
 
 if TYPE_CHECKING:
     from PIL import Image
 
 ExportType = Literal["markdown", "text", "docling_json"]
+_PARSER_SETTINGS = tuple(
+    parameter.name
+    for parameter in inspect.signature(DocumentParser).parameters.values()
+    if parameter.kind is not parameter.VAR_KEYWORD
+)
 File = str | os.PathLike[str] | PurePath | bytes | BinaryIO
 
 
@@ -54,13 +63,18 @@ class MDiffReader(BasePydanticReader):
         pages: ``"1-3,7"`` (1-based) or 0-based integers.
         password: Password of encrypted PDFs; never serialised.
         table_format: ``html`` (a bare ``<table>``) or ``markdown``.
-        page_images: ``resource`` puts a PNG of the page into ``Document.image_resource``.
-        include_blocks: Add ``mdiff_blocks``, a JSON string with the regions and their boxes;
-            excluded from embeddings and prompts, but copied into every chunk.
+        page_images: ``resource`` puts a PNG of the page into ``Document.image_resource``; only
+            where a Document is a page.
+        include_blocks: Add ``mdiff_blocks``, a JSON string with the regions and their boxes, and
+            their ``page`` where a Document is a file; excluded from embeddings and prompts, but
+            copied into every chunk.
         skip_empty: Leave out pages without text; by default the number of pages is kept.
         on_error: What a page that cannot be read becomes: ``record`` (an empty Document with
             ``mdiff_error``), ``skip`` or ``raise``. A file that cannot be opened always raises.
         parser_options: Further options of :class:`mdiff_adapters.parser.DocumentParser`.
+
+    Raises:
+        ConfigError: If a setting or option is unknown or out of range, or two do not go together.
     """
 
     engine: str = Field(default="tiny", description="Name of the engine.")
@@ -87,12 +101,7 @@ class MDiffReader(BasePydanticReader):
     def __init__(
         self, engine: str | os.PathLike[str] | EngineSpec | Engine = "tiny", **settings: Any
     ) -> None:
-        unknown = sorted(set(settings) - set(type(self).model_fields))
-        if unknown:
-            raise ConfigError(
-                f"MDiffReader has no setting {unknown[0]!r}",
-                hint=f"known: {', '.join(type(self).model_fields)}",
-            )
+        _check_names(engine, settings, tuple(type(self).model_fields))
         live: Engine | None = None
         if isinstance(engine, EngineSpec):
             options = {**dict(engine.options), **settings.pop("engine_options", {})}
@@ -105,7 +114,17 @@ class MDiffReader(BasePydanticReader):
         settings.setdefault("is_remote", EngineSpec.parse(settings["engine"]).kind == "http")
         super().__init__(**settings)
         spec = EngineSpec.parse(self.engine, **self.engine_options)
+        if live is None:
+            spec.check_options()
         self._engine = live if live is not None else spec
+        check_options(
+            "MDiffReader.parser_options", _PARSER_SETTINGS, self._engine, self.parser_options
+        )
+        if self.page_images == "resource" and self._whole_files:
+            raise ConfigError(
+                "page_images='resource' needs one Document a page: a Document has one image",
+                hint="leave split_by_page=True, and export_type 'markdown' or 'text'",
+            )
         self._parser = DocumentParser(
             self._engine,
             threshold=self.threshold,
@@ -114,6 +133,10 @@ class MDiffReader(BasePydanticReader):
             on_error=self.on_error,
             **self.parser_options,
         )
+
+    @property
+    def _whole_files(self) -> bool:
+        return self.export_type == "docling_json" or not self.split_by_page
 
     @classmethod
     def class_name(cls) -> str:
@@ -183,7 +206,7 @@ class MDiffReader(BasePydanticReader):
             shown: dict[str, Any] = {"file_name": PurePath(document.source).name}
             if document.metadata.get("title"):
                 shown["title"] = document.metadata["title"]
-            if self.export_type == "docling_json" or not self.split_by_page:
+            if self._whole_files:
                 pages = list(document)
                 parsed = ParsedDocument(
                     source=document.source,
@@ -201,14 +224,30 @@ class MDiffReader(BasePydanticReader):
                 labelled = {"page_label": page.label, **shown}
                 one = self._document(content, page.index, text, labelled, extra_info, page)
                 if pictures is not None:
-                    one.image_resource = _png(pictures.load(page.index).image)
+                    self._add_picture(one, pictures, page)
                 yield one
 
     def _open_pictures(self, content: Input) -> AbstractContextManager[DocumentSource | None]:
         """Open the document a second time for page images, which parsing does not keep."""
         if self.page_images == "none":
             return nullcontext()
-        return open_source(content.source, password=self.password, name=content.name)
+        return open_source(
+            content.source,
+            password=self.password,
+            name=content.name,
+            limits=self._parser.limits,
+        )
+
+    def _add_picture(self, one: Document, pictures: DocumentSource, page: ParsedPage) -> None:
+        try:
+            one.image_resource = _png(pictures.load(page.index).image)
+        except DocumentError as error:
+            if self.on_error == "raise":
+                raise
+            # A page that could not be rendered for reading has said so already.
+            if page.error is None:
+                found = filter(None, (one.metadata.get("mdiff_error"), f"no page image: {error}"))
+                _hide(one, mdiff_error="; ".join(found))
 
     def _text(self, page: ParsedPage) -> str:
         if self.export_type == "text":
@@ -234,16 +273,51 @@ class MDiffReader(BasePydanticReader):
         errors = [error for page in pages if (error := page_error(page)) is not None]
         if errors:
             hidden["mdiff_error"] = "; ".join(errors)
-        whole = self.export_type == "docling_json" or not self.split_by_page
-        if self.include_blocks and not whole:
-            hidden["mdiff_blocks"] = blocks_json(pages[0])
-        return Document(
-            id_=stable_id(content.digest, self.export_type, part),
-            text=text,
-            metadata={**shown, **hidden, **extra_info},
-            excluded_embed_metadata_keys=list(hidden),
-            excluded_llm_metadata_keys=list(hidden),
+        if self.include_blocks:
+            blocks = _blocks_of_pages(pages) if self._whole_files else blocks_json(pages[0])
+            hidden["mdiff_blocks"] = blocks
+        one = Document(
+            id_=stable_id(content.digest, self.export_type, part), text=text, metadata={**shown}
         )
+        _hide(one, **hidden)
+        one.metadata.update(extra_info)
+        return one
+
+
+def _hide(document: Document, **metadata: str) -> None:
+    """Add metadata that is for programs only, neither embedded nor shown to a model."""
+    document.metadata.update(metadata)
+    for keys in (document.excluded_embed_metadata_keys, document.excluded_llm_metadata_keys):
+        keys.extend(name for name in metadata if name not in keys)
+
+
+def _check_names(engine: Any, settings: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse unknown settings, and say where those belong that the parser or the engine has."""
+    options: tuple[str, ...] = ()
+    if isinstance(engine, (str, os.PathLike, EngineSpec)):
+        options = EngineSpec.parse(engine).known_options or ()
+    for name in settings:
+        if name in known:
+            continue
+        hint = suggest(name, (*known, *_PARSER_SETTINGS, *options))
+        for field, names in (("parser_options", _PARSER_SETTINGS), ("engine_options", options)):
+            if name in names:
+                hint = f"write {field}={{{name!r}: …}}"
+        raise ConfigError(f"MDiffReader has no setting {name!r}", hint=hint)
+    for name in settings.get("parser_options") or ():
+        if name in known and name in _PARSER_SETTINGS:
+            raise ConfigError(
+                f"{name} in parser_options is a setting of the reader itself",
+                hint=f"write MDiffReader({name}=…)",
+            )
+
+
+def _blocks_of_pages(pages: Sequence[ParsedPage]) -> str:
+    """Return the regions of several pages as one JSON string; each says its 0-based page."""
+    blocks = [
+        {"page": page.index, **block} for page in pages for block in json.loads(blocks_json(page))
+    ]
+    return json.dumps(blocks, ensure_ascii=False, separators=(",", ":"))
 
 
 def _selection(document: DocumentStream) -> str:
