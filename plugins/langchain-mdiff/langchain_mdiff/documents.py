@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -42,8 +43,9 @@ class DocumentFormat:
         format: ``markdown`` or ``text``.
         table_format: ``html`` (a bare ``<table>``) or ``markdown``; for ``format="markdown"``.
         pages_delimiter: Between pages in mode ``single``; a form feed as other PDF loaders have it.
-        include_blocks: Add ``mdiff_blocks``, a JSON string with the regions of the page; text
-            splitters copy it into every chunk.
+        include_blocks: Add ``mdiff_blocks``, a JSON string with the regions of the Document: of a
+            page, of all pages with their ``page`` (mode ``single``), or the one region (mode
+            ``elements``). Text splitters copy it into every chunk.
     """
 
     mode: Mode = "page"
@@ -117,10 +119,11 @@ def load_documents(
         }
         if form.mode == "single":
             parts = list(pages)
+            blocks = {"mdiff_blocks": _blocks_of_pages(parts)} if form.include_blocks else {}
             yield Document(
                 id=stable_id(document.digest, form.mode, *_selection(pages)),
                 page_content=form.pages_delimiter.join(form.text(page) for page in parts),
-                metadata=base | _errors(*parts),
+                metadata=base | blocks | _errors(*parts),
             )
             return
         for page in pages:
@@ -134,6 +137,14 @@ def load_documents(
                 page_content=form.text(page),
                 metadata=base | where | blocks | _errors(page),
             )
+
+
+def _blocks_of_pages(pages: Sequence[ParsedPage]) -> str:
+    """Return the regions of several pages as one JSON string; each says its 0-based page."""
+    blocks = [
+        {"page": page.index, **block} for page in pages for block in json.loads(blocks_json(page))
+    ]
+    return json.dumps(blocks, ensure_ascii=False, separators=(",", ":"))
 
 
 def _selection(pages: DocumentStream) -> tuple[str, ...]:
@@ -150,9 +161,11 @@ def _elements(
     for element in page_to_elements(page):
         region_id = str(element["element_id"])
         only = replace(page, regions=(regions[region_id],))
-        own = {
+        own: dict[str, Any] = {
             k: element[k] for k in ("category", "element_id", "bbox", "parent_id") if k in element
         }
+        if form.include_blocks:
+            own["mdiff_blocks"] = blocks_json(only)
         yield Document(
             id=stable_id(document.digest, form.mode, region_id),
             page_content=form.text(only, include_furniture=True),

@@ -159,6 +159,18 @@ def test_blocks_are_one_json_string_and_off_by_default(scan: Path) -> None:
     assert "mdiff_blocks" not in load(scan, rich)[0].metadata
 
 
+def test_blocks_of_a_file_say_their_page_and_an_element_has_its_own(pdf: Path) -> None:
+    [document] = load(pdf, mode="single", include_blocks=True)
+    blocks = json.loads(document.metadata["mdiff_blocks"])
+    assert [(block["page"], block["text"]) for block in blocks] == [
+        (0, "Text of page 1"), (1, "Text of page 2"), (2, "Text of page 3"),
+    ]  # fmt: skip
+    for element in load(pdf, mode="elements", include_blocks=True):
+        [block] = json.loads(element.metadata["mdiff_blocks"])
+        assert block["id"] == element.metadata["element_id"]
+        assert block["text"] == element.page_content
+
+
 def test_an_unreadable_layout_falls_back_to_the_whole_page(pdf: Path) -> None:
     """Thread row 16: layout output is garbage and the page vanishes."""
 
