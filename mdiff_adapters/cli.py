@@ -1,14 +1,17 @@
 """The command ``mdiff-adapters``: the only module that prints.
 
 Documents go to standard output or to files, everything else to standard error. Exit codes: 0 all
-read; 1 a document, or a page of one, could not be read; 2 wrong usage.
+read; 1 a document, or a page of one, could not be read or written; 2 wrong usage: a setting that no
+document could be read with, or an engine that cannot be opened.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import json
+import os
 import platform
 import sys
 import time
@@ -30,8 +33,17 @@ from mdiff_adapters.commands_train import (
     train_command,
 )
 from mdiff_adapters.document import ParsedDocument, ParsedPage
+from mdiff_adapters.engines.base import DecodeConfig
 from mdiff_adapters.engines.record import record_command
-from mdiff_adapters.errors import ConfigError, MDiffError
+from mdiff_adapters.engines.registry import open_engine
+from mdiff_adapters.engines.spec import EngineSpec
+from mdiff_adapters.errors import (
+    CheckpointError,
+    ConfigError,
+    DocumentError,
+    MDiffError,
+    PasswordRequiredError,
+)
 from mdiff_adapters.sources import safe_stem
 
 if TYPE_CHECKING:
@@ -45,7 +57,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Read documents by block diffusion.",
 )
-app.command("record")(record_command)
 app.command("train")(train_command)
 app.command("mine")(mine_command)
 app.command("label")(label_command)
@@ -100,8 +111,10 @@ def _render(document: ParsedDocument, kind: Format) -> str:
 def parse(
     files: Annotated[list[str], typer.Argument(help="PDFs or images.", show_default=False)],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File; a folder for several documents."),
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="File; a folder for several documents, or NAME/."
+        ),
     ] = None,
     kind: Annotated[Format, typer.Option("--format", "-f", help="Output format.")] = Format.MD,
     engine: Annotated[str, typer.Option(help="tiny, a folder, org/name, http://…, replay:…")] = (
@@ -120,28 +133,34 @@ def parse(
         OnErrorChoice, typer.Option(help="Failed pages: kept as records, left out, or raised.")
     ] = OnErrorChoice.RECORD,
     layout_image: Annotated[
-        Path | None,
-        typer.Option(help="Draw boxes, types, order and confidence on the page; a PNG a page."),
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Draw boxes, types, order and confidence on the page; a picture a page, named "
+            "after PATH, or after the document in a folder.",
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary, no progress.")] = False,
 ) -> None:
     """Read documents and write markdown, JSON, HTML, DoclingDocument JSON or plain text."""
     console = Console(stderr=True, highlight=False)
-    targets = _targets(files, output, kind)
-    failed = False
-    with _errors(console) as outcome:
-        if len(files) > 1 and output is not None:
-            _make_folder(output)
+    stems = _stems(files)
+    code = 0
+    with _errors(console, wrong_usage=True):
+        targets = _targets(stems, output, kind)
+        drawings = _drawings(stems, layout_image)
+        _check_engine_kind(engine)
         parser = _parser(
             engine, segmenter, threshold, device, dtype, password, pages, dpi, on_error.value
         )
-    if outcome.failed:
-        raise typer.Exit(1)
-    for file, target in zip(files, targets, strict=True):
-        with _errors(console) as outcome:
+    for file, target, drawing in zip(files, targets, drawings, strict=True):
+        with _errors(console, stop=False) as outcome:
             start = time.perf_counter()
             source = _source(file)
             with parser.open(source) as stream:
+                # What is wrong here is wrong for all documents.
+                with _errors(console, wrong_usage=not _is_remote(engine)):
+                    _ = parser.engine, parser.segmenter
                 document = ParsedDocument(
                     source=stream.source,
                     pages=tuple(_with_progress(stream, console, quiet)),
@@ -150,22 +169,36 @@ def parse(
                 )
             seconds = time.perf_counter() - start
             _write(_render(document, kind), target)
-            if layout_image is not None:
-                stem = safe_stem(file) if len(files) > 1 else None
-                _draw(parser, source, password, document, layout_image, stem)
+            if drawing is not None:
+                _draw(parser, source, password, document, drawing)
             for page in document.pages:
                 if page.error is not None:
                     console.print(
                         f"error: {page.error.message}", style="red", markup=False, soft_wrap=True
                     )
-                    failed = True
+                    code = max(code, 1)
             if not quiet:
                 console.print(
                     _summary(document, seconds, parser), style="dim", markup=False, soft_wrap=True
                 )
-        failed |= outcome.failed
-    if failed:
-        raise typer.Exit(1)
+        code = max(code, outcome.code)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command("record")
+@functools.wraps(record_command)
+def _record(**arguments: Any) -> None:
+    console = Console(stderr=True, highlight=False)
+    engine = arguments["engine"]
+    with _errors(console, wrong_usage=True):
+        _check_engine_kind(engine)
+        DecodeConfig(threshold=arguments["threshold"])
+    with _errors(console, wrong_usage=not _is_remote(engine)):
+        open_engine(engine)
+    with _errors(console):
+        _source(arguments["source"])
+        record_command(**arguments)
 
 
 def _parser(
@@ -199,43 +232,86 @@ def _engine_options(device: str, dtype: str) -> dict[str, str]:
     return {k: v for k, v in (("device", device), ("dtype", dtype)) if v != "auto"}
 
 
+def _check_engine_kind(engine: str) -> None:
+    """Refuse an engine of a kind that nothing provides, before a document is opened."""
+    from mdiff_adapters.host import engine_factory
+
+    engine_factory(EngineSpec.parse(engine).kind)
+
+
+def _is_remote(engine: str) -> bool:
+    """Whether a server answers: that it does not is no fault of the command."""
+    return EngineSpec.parse(engine).kind == "http"
+
+
 def _source(file: str) -> Any:
     """Return what to open: standard input for ``-``."""
+    if not file:
+        raise ConfigError(
+            "the name of the document is empty", hint="give a path, or - for standard input"
+        )
     return sys.stdin.buffer.read() if file == "-" else file
 
 
-def _targets(files: list[str], output: Path | None, kind: Format) -> list[Path | None]:
-    """Return a path for each document; None is standard output. Names never collide."""
-    if output is None:
-        return [None] * len(files)
-    if len(files) == 1 and not output.is_dir():
-        return [output]
-    taken: set[str] = set()
-    targets: list[Path | None] = []
+def _stems(files: list[str]) -> list[str]:
+    """Return a name for what is written of each document. Names never collide."""
+    taken: dict[str, None] = {}
     for file in files:
         stem = "document" if file == "-" else safe_stem(file)
         name, number = stem, 1
         while name in taken:
             number += 1
             name = f"{stem}-{number}"
-        taken.add(name)
-        targets.append(output / (name + _SUFFIXES[kind]))
-    return targets
+        taken[name] = None
+    return list(taken)
 
 
-def _make_folder(folder: Path) -> None:
+def _targets(stems: list[str], output: str | None, kind: Format) -> list[Path | None]:
+    """Return a path for each document; None is standard output."""
+    if output is None:
+        return [None] * len(stems)
+    if len(stems) == 1 and not _is_folder(output):
+        return [Path(output)]
+    folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file", hint="the output of several documents is a folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    return [folder / (stem + _SUFFIXES[kind]) for stem in stems]
+
+
+def _drawings(stems: list[str], target: str | None) -> list[Path | None]:
+    """Return the path after which the pictures of each document are named."""
+    if target is None:
+        return [None] * len(stems)
+    if _is_folder(target):
+        return [Path(target) / f"{stem}.png" for stem in stems]
+    from PIL import Image
+
+    path = Path(target)
+    suffix = path.suffix or ".png"
+    if Image.registered_extensions().get(suffix.lower()) not in Image.SAVE:
+        raise ConfigError(
+            f"--layout-image {target}: no picture can be written as {suffix!r}",
+            hint="for example .png or .jpg",
+        )
+    if len(stems) == 1:
+        return [path.with_name(path.stem + suffix)]
+    return [path.with_name(f"{path.stem}-{stem}{suffix}") for stem in stems]
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a folder is meant: one that is there, or a name that ends like one."""
+    return path.endswith(("/", os.sep)) or Path(path).is_dir()
 
 
 def _write(text: str, target: Path | None) -> None:
+    # An answer may hold half of a surrogate pair, which no UTF-8 encoder takes.
+    data = text.encode("utf-8", "replace")
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        target.write_bytes(data)
         return
     # A terminal of another encoding must not lose the document.
-    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.write(data)
     sys.stdout.flush()
 
 
@@ -258,9 +334,8 @@ def _draw(
     password: str | None,
     document: ParsedDocument,
     target: Path,
-    stem: str | None,
 ) -> None:
-    """Draw the layout of each page; ``stem`` goes into the names where there are more documents."""
+    """Draw the layout of each page; its number goes into the name where there are more."""
     from mdiff_adapters.export import draw_layout
     from mdiff_adapters.sources import open_source
 
@@ -270,12 +345,13 @@ def _draw(
             if page.status == "failed":
                 continue
             image = draw_layout(source.load(page.index).image, page)
-            parts = [target.stem]
-            if stem is not None:
-                parts.append(stem)
+            path = target
             if len(document.pages) > 1:
-                parts.append(f"p{page.index + 1:04d}")
-            image.save(target.with_name("-".join(parts) + (target.suffix or ".png")))
+                path = target.with_name(f"{target.stem}-p{page.index + 1:04d}{target.suffix}")
+            try:
+                image.save(path)
+            except ValueError as error:  # more pixels than the format holds
+                raise DocumentError(f"{path} cannot be written: {error}") from error
 
 
 def _summary(document: ParsedDocument, seconds: float, parser: DocumentParser) -> str:
@@ -297,21 +373,38 @@ def _summary(document: ParsedDocument, seconds: float, parser: DocumentParser) -
 
 
 class _Outcome:
-    failed = False
+    code = 0
 
 
 @contextmanager
-def _errors(console: Console) -> Iterator[_Outcome]:
-    """Turn an expected error into one line; anything else is a defect and keeps its traceback."""
+def _errors(
+    console: Console, *, wrong_usage: bool = False, stop: bool = True
+) -> Iterator[_Outcome]:
+    """Turn an expected error into one line; anything else is a defect and keeps its traceback.
+
+    Args:
+        console: Standard error.
+        wrong_usage: Whether any error here is one of the command, not of a document.
+        stop: Whether to end the program; else the exit code is left in the outcome.
+
+    Yields:
+        The outcome.
+    """
     outcome = _Outcome()
     try:
         yield outcome
     except BrokenPipeError:
         # The reader of a pipe went away, which is its right.
-        outcome.failed = True
+        outcome.code = 1
     except (MDiffError, ImportError, OSError) as error:
+        if isinstance(error, PasswordRequiredError):
+            error.hint = "give its password with --password"
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        outcome.failed = True
+        # A setting that is wrong for one document names it: a page that it does not have.
+        of_command = isinstance(error, (ConfigError, CheckpointError)) and error.source is None
+        outcome.code = 2 if wrong_usage or of_command else 1
+    if outcome.code and stop:
+        raise typer.Exit(outcome.code)
 
 
 @app.command()

@@ -32,6 +32,8 @@ from mdiff_adapters.export.text import region_text
 from mdiff_adapters.layout import parse_layout
 from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_segmenter
 from mdiff_adapters.sources import SourceLimits, open_source
+from mdiff_adapters.sources.base import check_page_selection
+from mdiff_adapters.sources.sniffing import display_name
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -138,6 +140,7 @@ def record(
         DocumentError: If the document cannot be opened.
         EngineError: If the engine as a whole cannot answer.
     """
+    check_page_selection(pages)
     recorder = RecordingEngine(open_engine(engine, **engine_options))
     if segmenter == "auto":
         segmenter = choose_segmenter(recorder.capabilities)
@@ -292,4 +295,4 @@ def record_command(
         dpi=dpi,
     )
     for path in written:
-        typer.echo(path)
+        typer.echo(display_name(str(path)))

@@ -149,7 +149,7 @@ def test_passwords(tmp_path: Path) -> None:
     writer.write(path)
     needed, wrong = parse(path), parse(path, "--password", "falsch-9")
     assert (needed.exit_code, wrong.exit_code) == (1, 1)
-    assert "is encrypted" in needed.stderr
+    assert "is encrypted (give its password with --password)" in needed.stderr
     assert "does not open" in wrong.stderr
     assert "falsch-9" not in wrong.stderr
     assert parse(path, "--password", "geheim-7").stdout == "Text of page 1\n"
@@ -158,21 +158,109 @@ def test_passwords(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--pages", "9"), "the document has 3 pages"),
         (("--pages", "a"), "not a page"),
+        (("--pages=-1",), "'-1' is not a page"),
         (("--threshold", "1.5"), "threshold"),
         (("--dpi", "3"), "dpi"),
         (("--segmenter", "line"), "did you mean 'lines'"),
+        (("--layout-image", "x.foo"), "'.foo'"),
+        (("--engine", "tiny", "--device", "toaster"), "toaster"),
+        (("--engine", "nosuchkind:x"), "nosuchkind"),
+        (("--engine", "nosuch/folder/at/all"), "nosuch"),
+        (("--engine", "replay:nosuch"), "nosuch"),
+        (("--engine", ""), "empty"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_clear_line(
     three: Path, arguments: tuple[str, ...], says: str
 ) -> None:
-    result = parse(three, *arguments)
-    assert result.exit_code == 1
+    # The error comes once, not once a document.
+    engine = () if "--engine" in arguments else ("--engine", "scripted:")
+    result = run("parse", three, three, *arguments, *engine)
+    assert (result.exit_code, result.stdout) == (2, "")
     [line] = result.stderr.splitlines()
     assert line.startswith("error: ")
     assert says in line
+
+
+def test_a_page_that_a_document_does_not_have_is_an_error_of_that_document(
+    three: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.pdf"
+    short.write_bytes(sample_pdf(1))
+    result = parse(short, three, "--pages", "3", "-q")
+    assert (result.exit_code, result.stdout) == (1, "Text of page 3\n")
+    [line] = result.stderr.splitlines()
+    assert "short.pdf: page 3 is out of range: the document has 1 page" in line
+
+
+def test_a_server_that_is_not_there_is_no_wrong_usage(
+    three: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between its tries
+    result = run("parse", three, three, "--engine", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_empty_name_says_so(three: Path) -> None:
+    result = parse("", three, "-q")
+    assert result.exit_code == 2
+    assert result.stdout.startswith("Text of page 1")
+    assert "the name of the document is empty" in result.stderr
+    assert "is empty" in run("record", "", three.parent, "--engine", "scripted:").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("nosuch.pdf",), 1, "nosuch.pdf: there is no such file"),
+        (("nosuch.pdf", "--threshold", "2"), 2, "threshold"),
+        (("nosuch.pdf", "--pages", "a"), 2, "not a page"),
+        (("nosuch.pdf", "--engine", "nosuchkind:x"), 2, "nosuchkind"),
+        (("nosuch.pdf", "--engine", "nosuch/folder/at/all"), 2, "nosuch"),
+    ],
+)
+def test_a_recording_that_fails_is_one_clear_line(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    name, *settings = arguments
+    engine = [] if "--engine" in settings else ["--engine", "scripted:"]
+    result = run("record", name, tmp_path / "out", *settings, *engine)
+    assert (result.exit_code, result.stdout) == (code, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert says in line
+
+
+def test_a_recording_by_command(three: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run("record", three, out, "--engine", "scripted:", "--pages", "2")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.split() == [str(out / "three_p0002.json")]
+    assert "Record an engine's answers" in run("record", "--help").stdout
+
+
+def test_half_of_a_surrogate_pair_does_not_lose_the_document(tmp_path: Path) -> None:
+    image = tmp_path / "page.png"
+    Image.effect_noise((90, 90), 90).save(image)
+    box = "<|box_start|>0 0 999 999<|box_end|><|ref_start|>text<|ref_end|>"
+    region = {"bbox": [0, 0, 0.999, 0.999], "content": "half \ud83d of it"}
+    recording = tmp_path / "recording"
+    recording.mkdir()
+    (recording / "page.json").write_text(json.dumps({"layout_output": box, "regions": [region]}))
+    engine = ("--engine", f"replay:{recording}", "-q")
+    assert run("parse", image, *engine).stdout == "half ? of it\n"
+    for kind in ("md", "json", "html", "docling", "text"):
+        out = tmp_path / "out" / kind
+        assert run("parse", image, *engine, "-f", kind, "-o", out).exit_code == 0
+        assert "of it" in out.read_text("utf-8")
+
+
+def test_a_name_that_ends_like_a_folder_is_one(three: Path, tmp_path: Path) -> None:
+    assert parse(three, "-q", "-o", f"{tmp_path}/new/").exit_code == 0
+    assert (tmp_path / "new" / "three.md").is_file()
+    assert parse(three, "-q", "-o", f"{three}/").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -184,7 +272,7 @@ def test_wrong_usage_ends_with_2(arguments: tuple[str, ...]) -> None:
 
 def test_an_unknown_engine_is_one_clear_line(three: Path) -> None:
     result = run("parse", three, "--engine", "nosuchkind:x")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Traceback" not in result.stderr
     assert "nosuchkind" in result.stderr
 
@@ -198,7 +286,7 @@ def test_output_that_cannot_be_written_is_one_clear_line(three: Path, tmp_path: 
     assert line.startswith("error: ")
     assert str(taken) in line
     several = parse(three, three, "-o", taken, "-q")
-    assert several.exit_code == 1
+    assert several.exit_code == 2
     assert "folder" in several.stderr
     assert "Traceback" not in several.stderr
 
@@ -213,6 +301,21 @@ def test_the_layout_is_drawn_on_the_pages(three: Path, tmp_path: Path) -> None:
         assert len(image.convert("RGB").getcolors(400 * 400) or []) > 2
     assert parse(three, "--pages", "2", "--layout-image", target, "-q").exit_code == 0
     assert target.is_file()
+
+
+def test_layouts_are_drawn_into_a_folder(three: Path, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    other = tmp_path / "sub" / "three.pdf"
+    other.write_bytes(sample_pdf(1))
+    folder = tmp_path / "there"
+    folder.mkdir()
+    for target in (folder, f"{tmp_path}/new/"):
+        assert parse(three, other, "--layout-image", target, "-q").exit_code == 0
+        names = sorted(path.name for path in Path(target).iterdir())
+        assert names == ["three-2.png", *(f"three-p000{n}.png" for n in (1, 2, 3))]
+    assert parse(three, other, "--layout-image", tmp_path / "a.jpg", "-q").exit_code == 0
+    assert (tmp_path / "a-three-2.jpg").is_file()
+    assert (tmp_path / "a-three-p0003.jpg").is_file()
 
 
 def test_plugins_as_a_table_and_as_json() -> None:
