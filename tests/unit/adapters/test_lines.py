@@ -309,8 +309,8 @@ def test_ink_without_a_line_of_text_is_told() -> None:
 @pytest.mark.parametrize("segmenter", ["lines", "model"])
 def test_what_the_page_image_warned_of_is_told_once(segmenter: str) -> None:
     engine = ScriptedEngine(lambda request: "")
-    data = sample_pdf(1, size_pt=(3000, 3000))
-    [page] = DocumentParser(engine, segmenter=segmenter).parse(data).pages
+    parser = DocumentParser(engine, segmenter=segmenter, max_pixels=20_000)
+    [page] = parser.parse(sample_pdf(1)).pages
     assert sum("dpi in place of" in warning.message for warning in page.warnings) == 1
 
 
