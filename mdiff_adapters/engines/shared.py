@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any
 
@@ -12,12 +13,12 @@ from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import EngineError
 
 
-class ClosedOnExit:
+class ClosedOnExit(ABC):
     """A context manager that closes itself at its end."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release what is held."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self
