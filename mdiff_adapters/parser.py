@@ -10,12 +10,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Generator, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Literal
 
-from typing_extensions import Self
-
 import mdiff_core.errors as error_types
+from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.document import ErrorRecord, ParsedDocument, ParsedPage
 from mdiff_adapters.engines import DecodeConfig, Engine, EngineSpec, open_engine
 from mdiff_adapters.errors import ConfigError, DocumentError, MDiffError, PageError
@@ -198,7 +196,7 @@ class DocumentParser:
         return f"{type(self).__name__}(engine={self._engine!r}, segmenter={self._segmenter!r})"
 
 
-class DocumentStream(Iterator[ParsedPage]):
+class DocumentStream(ClosedOnExit, Iterator[ParsedPage]):
     """An open document: its facts at once, its pages as they are read. Use it in ``with``.
 
     Attributes:
@@ -223,17 +221,6 @@ class DocumentStream(Iterator[ParsedPage]):
         """Close the document; calling it twice is fine."""
         self._pages.close()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _read_pages(

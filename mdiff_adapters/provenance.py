@@ -11,14 +11,17 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mdiff_adapters.document import ParsedPage
 from mdiff_adapters.errors import ConfigError, DocumentError, DocumentNotFoundError
 from mdiff_adapters.export.elements import page_to_elements
+
+if TYPE_CHECKING:
+    from mdiff_adapters.parser import DocumentStream
 
 SCHEMA = 1
 """Version of metadata and ids; raised when either changes for the same file."""
@@ -162,6 +165,17 @@ def page_error(page: ParsedPage) -> str | None:
     return "; ".join(dict.fromkeys(messages)) or None
 
 
+def page_selection(document: DocumentStream) -> str | None:
+    """Return what tells texts of different pages of one file apart; None where all are selected.
+
+    Args:
+        document: An open document.
+    """
+    if tuple(document.page_indices) == tuple(range(document.num_pages)):
+        return None
+    return f"pages {','.join(map(str, document.page_indices))}"
+
+
 def blocks_json(page: ParsedPage) -> str:
     """Return the regions of a page as one JSON string.
 
@@ -169,7 +183,20 @@ def blocks_json(page: ParsedPage) -> str:
         A list of ``{"id", "type", "bbox", "text"}`` in reading order; ``bbox`` is ``[x0, y0, x1,
         y1]`` in fractions of the page, origin top left.
     """
-    blocks = [
+    return _to_json(_blocks(page))
+
+
+def file_blocks_json(pages: Sequence[ParsedPage]) -> str:
+    """Return the regions of several pages as :func:`blocks_json` does.
+
+    Returns:
+        Such a list, in which each region also says its 0-based ``page``.
+    """
+    return _to_json([{"page": page.index, **block} for page in pages for block in _blocks(page)])
+
+
+def _blocks(page: ParsedPage) -> list[dict[str, Any]]:
+    return [
         {
             "id": element["element_id"],
             "type": element["category"],
@@ -178,4 +205,7 @@ def blocks_json(page: ParsedPage) -> str:
         }
         for element in page_to_elements(page)
     ]
+
+
+def _to_json(blocks: list[dict[str, Any]]) -> str:
     return json.dumps(blocks, ensure_ascii=False, separators=(",", ":"))

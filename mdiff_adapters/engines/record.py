@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.document import ParsedPage, Region
 from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engine, Request
 from mdiff_adapters.engines.registry import open_engine
-from mdiff_adapters.engines.shared import ClosedOnExit
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.export import page_to_markdown

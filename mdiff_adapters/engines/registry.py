@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,16 @@ def open_engine(
             hint="give for example 'tiny', a checkpoint folder, or an http:// address",
         )
     return spec
+
+
+def setting_names(*owners: type[Any]) -> tuple[str, ...]:
+    """Return the names of the settings that classes take, without what they only forward."""
+    return tuple(
+        parameter.name
+        for owner in owners
+        for parameter in inspect.signature(owner).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    )
 
 
 def check_options(

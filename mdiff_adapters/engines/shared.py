@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Any
 
-from typing_extensions import Self
-
+from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.engines.registry import open_engine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import EngineError
-
-
-class ClosedOnExit(ABC):
-    """A context manager that closes itself at its end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release what is held."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class SpecEngine(ClosedOnExit):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import operator
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
-from typing_extensions import Self
-
+from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.segmenters.base import PageImage
 
@@ -194,7 +192,7 @@ def _out_of_range(what: str, num_pages: int, allowed: str, source: str | None) -
     )  # fmt: skip
 
 
-class DocumentSource(ABC):
+class DocumentSource(ClosedOnExit):
     """An open document whose pages can be rendered one at a time.
 
     Attributes:
@@ -243,17 +241,6 @@ class DocumentSource(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the file. Calling it twice is fine."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         # Never the password, whatever a source keeps.

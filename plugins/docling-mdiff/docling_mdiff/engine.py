@@ -20,6 +20,7 @@ from docling.exceptions import OperationNotAllowed
 from docling.utils.accelerator_utils import decide_device
 
 from docling_mdiff.options import EngineOptions
+from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.engines import (
     Answer,
     Capabilities,
@@ -30,7 +31,6 @@ from mdiff_adapters.engines import (
     open_engine,
 )
 from mdiff_adapters.engines.answers import failed
-from mdiff_adapters.engines.shared import ClosedOnExit
 from mdiff_adapters.errors import EngineError, EngineTimeoutError
 
 logger = logging.getLogger(__name__)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -12,17 +10,19 @@ from langchain_core.documents import Document
 
 from mdiff_adapters.document import ParsedPage
 from mdiff_adapters.engines import Engine, EngineSpec
-from mdiff_adapters.engines.registry import check_options
+from mdiff_adapters.engines.registry import check_options, setting_names
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.export.elements import page_to_elements
-from mdiff_adapters.parser import DocumentParser, DocumentStream
+from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.provenance import (
     SCHEMA,
     Input,
     blocks_json,
+    file_blocks_json,
     file_metadata,
     page_error,
+    page_selection,
     stable_id,
 )
 
@@ -82,12 +82,7 @@ def make_parser(owner: type[Any], engine: EngineSpec | Engine, **options: Any) -
     Raises:
         ConfigError: If an option is unknown or out of range.
     """
-    settings = [
-        parameter.name
-        for kind in (owner, DocumentParser)
-        for parameter in inspect.signature(kind).parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
+    settings = setting_names(owner, DocumentParser)
     check_options(owner.__name__, settings, engine, options)
     return DocumentParser(engine, **options)
 
@@ -119,9 +114,10 @@ def load_documents(
         }
         if form.mode == "single":
             parts = list(pages)
-            blocks = {"mdiff_blocks": _blocks_of_pages(parts)} if form.include_blocks else {}
+            blocks = {"mdiff_blocks": file_blocks_json(parts)} if form.include_blocks else {}
+            selection = page_selection(pages)
             yield Document(
-                id=stable_id(document.digest, form.mode, *_selection(pages)),
+                id=stable_id(document.digest, form.mode, *([selection] if selection else [])),
                 page_content=form.pages_delimiter.join(form.text(page) for page in parts),
                 metadata=base | blocks | _errors(*parts),
             )
@@ -137,21 +133,6 @@ def load_documents(
                 page_content=form.text(page),
                 metadata=base | where | blocks | _errors(page),
             )
-
-
-def _blocks_of_pages(pages: Sequence[ParsedPage]) -> str:
-    """Return the regions of several pages as one JSON string; each says its 0-based page."""
-    blocks = [
-        {"page": page.index, **block} for page in pages for block in json.loads(blocks_json(page))
-    ]
-    return json.dumps(blocks, ensure_ascii=False, separators=(",", ":"))
-
-
-def _selection(pages: DocumentStream) -> tuple[str, ...]:
-    """Return what tells texts of different pages of one file apart; nothing for all pages."""
-    if tuple(pages.page_indices) == tuple(range(pages.num_pages)):
-        return ()
-    return (f"pages {','.join(map(str, pages.page_indices))}",)
 
 
 def _elements(

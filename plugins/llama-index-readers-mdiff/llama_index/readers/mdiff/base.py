@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import io
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,12 +15,20 @@ from llama_index.core.schema import Document, MediaResource
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage
 from mdiff_adapters.engines import Engine, EngineSpec, open_engine
-from mdiff_adapters.engines.registry import check_options
+from mdiff_adapters.engines.registry import check_options, setting_names
 from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.offload import iterate_off_loop
-from mdiff_adapters.parser import DocumentParser, DocumentStream
-from mdiff_adapters.provenance import Input, blocks_json, page_error, read_input, stable_id
+from mdiff_adapters.parser import DocumentParser
+from mdiff_adapters.provenance import (
+    Input,
+    blocks_json,
+    file_blocks_json,
+    page_error,
+    page_selection,
+    read_input,
+    stable_id,
+)
 from mdiff_adapters.sources import DocumentSource, open_source
 from mdiff_core.config import suggest
 
@@ -30,11 +36,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ExportType = Literal["markdown", "text", "docling_json"]
-_PARSER_SETTINGS = tuple(
-    parameter.name
-    for parameter in inspect.signature(DocumentParser).parameters.values()
-    if parameter.kind is not parameter.VAR_KEYWORD
-)
+_PARSER_SETTINGS = setting_names(DocumentParser)
 File = str | os.PathLike[str] | PurePath | bytes | BinaryIO
 
 
@@ -214,7 +216,7 @@ class MDiffReader(BasePydanticReader):
                     num_pages=document.num_pages,
                     metadata=document.metadata,
                 )
-                name = _selection(document)
+                name = page_selection(document) or "file"
                 yield self._document(content, name, self._whole(parsed), shown, extra_info, *pages)
                 return
             for page in document:
@@ -274,7 +276,7 @@ class MDiffReader(BasePydanticReader):
         if errors:
             hidden["mdiff_error"] = "; ".join(errors)
         if self.include_blocks:
-            blocks = _blocks_of_pages(pages) if self._whole_files else blocks_json(pages[0])
+            blocks = file_blocks_json(pages) if self._whole_files else blocks_json(pages[0])
             hidden["mdiff_blocks"] = blocks
         one = Document(
             id_=stable_id(content.digest, self.export_type, part), text=text, metadata={**shown}
@@ -310,21 +312,6 @@ def _check_names(engine: Any, settings: dict[str, Any], known: tuple[str, ...]) 
                 f"{name} in parser_options is a setting of the reader itself",
                 hint=f"write MDiffReader({name}=…)",
             )
-
-
-def _blocks_of_pages(pages: Sequence[ParsedPage]) -> str:
-    """Return the regions of several pages as one JSON string; each says its 0-based page."""
-    blocks = [
-        {"page": page.index, **block} for page in pages for block in json.loads(blocks_json(page))
-    ]
-    return json.dumps(blocks, ensure_ascii=False, separators=(",", ":"))
-
-
-def _selection(document: DocumentStream) -> str:
-    """Return what tells Documents of different pages of one file apart."""
-    if tuple(document.page_indices) == tuple(range(document.num_pages)):
-        return "file"
-    return f"pages {','.join(map(str, document.page_indices))}"
 
 
 def _png(image: Image.Image) -> MediaResource:
