@@ -39,6 +39,9 @@ FLAT_LEVELS = 4
 """A line whose grey values differ by no more than this holds no ink."""
 MAX_AIR_PX = 48
 """Ink-free width kept before a piece; more would push its text away from the trained place."""
+MAX_GAP_PX = 48
+"""Ink-free width kept between words, stretched. Wider gaps, as between the cells of a table's row,
+hold nothing to read, but moved what follows to places where short texts were never seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,14 @@ class Piece:
     Attributes:
         pixels: Grey values, canvas height x piece width.
         background: Grey value of the paper.
+        columns: For each column of the piece, the column of the whole scaled line it shows.
         after_gap: Whether a gap between words precedes it. False for the first piece and where a
             run of ink longer than the canvas had to be cut through: no space is put there.
     """
 
     pixels: Gray = field(repr=False)
     background: int
+    columns: npt.NDArray[np.intp] = field(repr=False)
     after_gap: bool = False
 
 
@@ -86,8 +91,9 @@ def cut_line(
 ) -> list[Piece]:
     """Scale one upright text line and cut it at word gaps into pieces that fit the canvas.
 
-    The cut lies in the middle of the widest ink-free run of the cut zone (the last of several
-    equally wide ones). Where no run is wide enough, it goes through the column with least ink.
+    Gaps wider than :data:`MAX_GAP_PX` are narrowed to that. The cut lies in the middle of the
+    widest ink-free run of the cut zone (the last of several equally wide ones). Where no run is
+    wide enough, it goes through the column with least ink.
 
     Args:
         gray: Grey values of the line, height x width, uint8; from just above the ascenders to just
@@ -116,6 +122,8 @@ def cut_line(
     line = np.asarray(Image.fromarray(gray).resize((width, height), Image.Resampling.BICUBIC))
     background = float(np.median(line))
     ink = ink_columns(line, background)
+    columns = _narrow_gaps(ink)
+    line, ink, width = line[:, columns], ink[columns], len(columns)
 
     pieces: list[Piece] = []
     start, after_gap = 0, False
@@ -130,9 +138,19 @@ def cut_line(
             end, gap_follows = min(width, start + limit), False
         else:
             end, gap_follows = _cut_column(line, ink, background, start, limit, min_gap_px)
-        pieces.append(Piece(line[:, start:end], round(background), after_gap))
+        pieces.append(Piece(line[:, start:end], round(background), columns[start:end], after_gap))
         start, after_gap = end, gap_follows
     return pieces
+
+
+def _narrow_gaps(ink: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """Return the columns that stay when the middle of each wide gap between ink is taken out."""
+    at = np.flatnonzero(ink)
+    keep = np.ones(len(ink), dtype=bool)
+    half = MAX_GAP_PX // 2
+    for i in np.flatnonzero(np.diff(at) > MAX_GAP_PX + 1):
+        keep[at[i] + 1 + half : at[i + 1] - half] = False
+    return np.flatnonzero(keep)
 
 
 def _cut_column(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mdiff_core.errors import ImageError
-from mdiff_core.segments import cut_line, ink_columns, prepare_line, prepare_piece
+from mdiff_core.segments import MAX_GAP_PX, cut_line, ink_columns, prepare_line, prepare_piece
 
 CANVAS: dict[str, Any] = {"segment_px": (896, 28), "stretch": 2.4}
 
@@ -114,7 +114,7 @@ def test_what_is_no_grey_line_is_refused(bad: np.ndarray) -> None:
         cut_line(bad, **CANVAS)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     runs=st.lists(st.tuples(st.integers(1, 400), st.integers(0, 80)), min_size=1, max_size=8),
     height=st.integers(12, 90),
@@ -132,3 +132,19 @@ def test_pieces_fit_the_canvas_and_lose_no_ink(runs: list[tuple[int, int]], heig
         assert piece.pixels.shape[0] == 28
         assert piece.pixels.shape[1] <= 880
         assert prepare_piece(piece, segment_px=(896, 28)).size == (896, 28)
+
+
+def test_wide_gaps_are_narrowed_and_columns_tell_where_from() -> None:
+    # A table's row: two cells far apart. Heights equal the canvas, so only the stretch scales.
+    gray = line((20, 200), (20, 5), height=28)
+    [piece] = cut_line(gray, **CANVAS)
+    ink = ink_columns(piece.pixels, piece.background)
+    inner = np.diff(np.flatnonzero(ink)).max() - 1
+    assert inner == MAX_GAP_PX
+    whole = np.asarray(
+        Image.fromarray(gray).resize((round(gray.shape[1] * 2.4), 28), Image.Resampling.BICUBIC)
+    )
+    np.testing.assert_array_equal(whole[:, piece.columns], piece.pixels)
+    # A gap of the usual width stays as it is.
+    [close] = cut_line(line((20, 15), (20, 5), height=28), **CANVAS)
+    assert np.diff(close.columns).max() == 1
