@@ -60,10 +60,7 @@ class Runner:
         """
         groups = group_spans(spans, KEY_ROUNDING)
         ordered = [span for group in groups for span in group]
-        hidden = self._forward(groups, ordered)
         denoising = [span for span in ordered if span.denoises]
-        if not denoising:
-            return []
         # Row of each sequence's first block position in the flat hidden states.
         ends = np.cumsum([len(span.ids) for span in ordered])
         firsts = [
@@ -72,11 +69,13 @@ class Runner:
             if span.denoises
         ]
         masked = [np.flatnonzero(span.sequence.masked) for span in denoising]
-        rows = np.concatenate([first + m for first, m in zip(firsts, masked, strict=True)])
+        rows = [first + m for first, m in zip(firsts, masked, strict=True)]
+        hidden = self._forward(groups, ordered, np.concatenate([np.empty(0, np.int64), *rows]))
+        if not denoising:
+            return []
         counts = [len(m) for m in masked]
         sequences = [span.sequence for span in denoising]
-        index = torch.from_numpy(rows).to(hidden.device, non_blocking=True)
-        tokens, confidence, spread = self._propose(hidden.index_select(0, index), counts, sequences)
+        tokens, confidence, spread = self._propose(hidden, counts, sequences)
         return self._decide(denoising, masked, counts, tokens, confidence, spread)
 
     def encode(self, sequences: list[Sequence], max_patches: int) -> None:
@@ -100,16 +99,18 @@ class Runner:
                 batch.append(sequence)
                 size += patches
 
-    def _forward(self, groups: list[list[Span]], ordered: list[Span]) -> Tensor:
+    def _forward(
+        self, groups: list[list[Span]], ordered: list[Span], rows: npt.NDArray[np.int64]
+    ) -> Tensor:
         device = self.model.device
         ids = np.concatenate([span.ids for span in ordered])
         positions = np.concatenate([np.arange(s.start, s.start + len(s.ids)) for s in ordered])
-        ids_d, positions_d = (
-            torch.from_numpy(x).to(device, non_blocking=True) for x in (ids, positions)
+        ids_d, positions_d, rows_d = (
+            torch.from_numpy(x).to(device, non_blocking=True) for x in (ids, positions, rows)
         )
         embeds = self.model.embed(ids_d, self._features(ordered))
         attend = CachedAttention(self.cache, groups, device)
-        hidden: Tensor = self.model.decoder(embeds, positions_d, attend)
+        hidden: Tensor = self.model.decoder(embeds, positions_d, attend, rows_d)
         return hidden
 
     def _features(self, ordered: list[Span]) -> Tensor | None:

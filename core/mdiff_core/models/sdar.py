@@ -57,13 +57,27 @@ class DecoderLayer(nn.Module):
         self.gate_up = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
 
-    def forward(self, layer: int, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Run the block on (N, hidden) tokens; ``cos`` and ``sin`` are (N, 1, D)."""
+    def forward(
+        self,
+        layer: int,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Run the block on (N, hidden) tokens; ``cos`` and ``sin`` are (N, 1, D).
+
+        With ``rows`` (R,) only those are returned, (R, hidden): the others are keys and values.
+        """
         heads = self.qkv(self.input_norm(x)).view(x.shape[0], -1, self.head_dim)
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         q = rotate(self.q_norm(q), cos, sin)
         k = rotate(self.k_norm(k), cos, sin)
-        x = x + self.o_proj(attend(layer, q, k, v).flatten(1))
+        attended = attend(layer, q, k, v).flatten(1)
+        if rows is not None:
+            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+        x = x + self.o_proj(attended)
         gate, up = self.gate_up(self.post_norm(x)).chunk(2, dim=-1)
         out: Tensor = x + self.down_proj(F.silu(gate) * up)
         return out
@@ -90,20 +104,25 @@ class Decoder(nn.Module):
         angles = torch.cat([angles, angles], dim=-1)[:, None]
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def forward(self, embeds: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, embeds: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
         """Run all layers.
 
         Args:
             embeds: (N, hidden) embeddings of flat tokens, of one or many sequences.
             positions: (N,) integer positions.
             attend: Attention over whatever keys the caller keeps.
+            rows: (R,) tokens whose final states are wanted; None wants all. What is behind the last
+                layer's attention runs on them alone: nobody looks at the other tokens there.
 
         Returns:
-            (N, hidden) after the final norm; :attr:`lm_head` is the caller's, on the rows it needs.
+            (N, hidden), or (R, hidden) with ``rows``, after the final norm; :attr:`lm_head` is the
+            caller's, on the rows it needs.
         """
         cos, sin = self.rotary(positions, embeds.dtype)
-        x = embeds
+        x, last = embeds, len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            x = layer(index, x, cos, sin, attend)
+            x = layer(index, x, cos, sin, attend, rows if index == last else None)
         out: Tensor = self.norm(x)
         return out

@@ -3,7 +3,8 @@
 A sequence is the prompt, clean blocks of the answer (context) and noisy ones (denoised). With the
 form ``drawn`` there is one noisy block and the clean ones before it; with ``all`` every block is
 noisy once and stands once more, clean, for those behind it (arXiv 2503.09573). A noisy token has
-the position of its clean twin, so both forms show a block the same keys.
+the position of its clean twin, so both forms show a block the same keys. Further noisy copies, with
+other masks, follow behind the first and do not see each other.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mdiff_core.training.data.sample import Sample, generator
 IGNORE = -100
 """Target of a position that carries no loss."""
 PAD, CONTEXT, NOISY = 0, 1, 2
+"""Kinds of positions; further noisy copies are ``NOISY + 1`` and so on."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -38,16 +40,18 @@ class Draw:
     Attributes:
         masked: (blocks, L) which positions are masked.
         block: The block that the form ``drawn`` denoises.
+        more: The same as ``masked`` for each further noisy copy.
     """
 
     masked: Bools
     block: int
+    more: tuple[Bools, ...] = ()
 
 
 def draw_masks(rng: np.random.Generator, num_blocks: int, config: ObjectiveConfig) -> Draw:
     """Draw mask share, masked positions and block of one sample.
 
-    The share is uniform in (0, 1], one for all blocks of the sample, and each block has at least
+    The share is uniform in (0, 1], one for all blocks of a copy, and each block has at least
     one masked position; with probability ``full_mask`` everything is masked.
 
     Args:
@@ -58,13 +62,20 @@ def draw_masks(rng: np.random.Generator, num_blocks: int, config: ObjectiveConfi
     Returns:
         The draw.
     """
+    masked = _draw_copy(rng, num_blocks, config)
+    block = int(rng.integers(num_blocks))
+    more = tuple(_draw_copy(rng, num_blocks, config) for _ in range(config.copies - 1))
+    return Draw(masked, block, more)
+
+
+def _draw_copy(rng: np.random.Generator, num_blocks: int, config: ObjectiveConfig) -> Bools:
     length = config.block_length
     full, runs = rng.random() < config.full_mask, rng.random() < config.mask_runs
     count = length if full else max(1, int(np.ceil(rng.random() * length)))
     masked = np.zeros((num_blocks, length), np.bool_)
     for row in masked:
         row[_runs(rng, length, count) if runs else rng.permutation(length)[:count]] = True
-    return Draw(masked, int(rng.integers(num_blocks)))
+    return masked
 
 
 def _runs(rng: np.random.Generator, length: int, count: int) -> Ints:
@@ -117,7 +128,7 @@ class Batch:
         ids: (B, S) token ids, the mask token at masked positions.
         positions: (B, S) positions as in decoding.
         blocks: (B, S) block of each position; those of the prompt are negative.
-        kinds: (B, S) :data:`PAD`, :data:`CONTEXT` or :data:`NOISY`.
+        kinds: (B, S) :data:`PAD`, :data:`CONTEXT`, or :data:`NOISY` and its copies.
         targets: (B, S) the true id at masked positions, else :data:`IGNORE`.
         weights: (B,) fp32 weight of each sample.
         image_targets: (M,) ids that the image tokens should name, or :data:`IGNORE`.
@@ -285,9 +296,12 @@ class Encoder:
         # Only a later noisy block looks at a clean one.
         num_clean = int(noisy[-1]) * length
         at = (noisy[:, None] * length + np.arange(length)).ravel()
-        masked = example.draw.masked[noisy].ravel()
-        truth = example.answer[at]
-        offsets = np.concatenate([np.arange(-prompt, num_clean), at])
+        draw = example.draw
+        copies = (draw.masked, *draw.more)
+        masked = np.concatenate([copy[noisy].ravel() for copy in copies])
+        truth = np.tile(example.answer[at], len(copies))
+        guided = np.tile(example.guide[at], len(copies))
+        offsets = np.concatenate([np.arange(-prompt, num_clean), np.tile(at, len(copies))])
         num_context = prompt + num_clean
         ids = np.concatenate(
             [
@@ -296,9 +310,11 @@ class Encoder:
                 np.where(masked, self._config.mask_token_id, truth),
             ]
         )
-        kinds = np.concatenate([np.full(num_context, CONTEXT), np.full(len(at), NOISY)])
+        kinds = np.concatenate(
+            [np.full(num_context, CONTEXT), NOISY + np.repeat(np.arange(len(copies)), len(at))]
+        )
         targets = np.full(len(ids), IGNORE, np.int64)
         targets[num_context:][masked] = truth[masked]
         guide = np.full(len(ids), -1, np.int64)
-        guide[num_context:][masked] = example.guide[at][masked]
+        guide[num_context:][masked] = guided[masked]
         return ids, offsets + prompt, offsets // length, kinds, targets, guide

@@ -170,6 +170,8 @@ class ObjectiveConfig:
         full_mask: Share of samples that are masked completely; decoding starts there.
         mask_runs: Share of the other samples whose masked positions stand together in runs, as
             they do in decoding, rather than singly.
+        copies: Noisy copies of what is denoised, each with masks of its own, that share the image
+            and the clean context: more to learn from for little more work.
         beta: Weight of hard samples: their loss counts 1 + beta * (1 - C), C their consistency.
         image_answer: Weight at the first and at the last step of the loss that makes the output
             head name, on each image token, the character that is drawn there.
@@ -182,6 +184,7 @@ class ObjectiveConfig:
     block_length: int = 32
     full_mask: float = 0.3
     mask_runs: float = 0.0
+    copies: int = 1
     beta: float = 0.0
     image_answer: tuple[float, float] = (0.0, 0.0)
     guide: tuple[float, float] = (0.0, 0.0)
@@ -195,6 +198,7 @@ class ObjectiveConfig:
         check("block_length", 1 <= self.block_length <= 1024, "integer in [1, 1024]")
         for name in ("full_mask", "mask_runs"):
             check(name, 0 <= getattr(self, name) <= 1, "[0, 1]")
+        check("copies", 1 <= self.copies <= 16, "integer in [1, 16]")
         check("beta", self.beta >= 0, ">= 0")
         for name in ("image_answer", "guide"):
             pair = tuple(getattr(self, name))

@@ -17,27 +17,29 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mdiff_core.attention import grouped_attention
 from mdiff_core.models.mineru import MinerUDiffusion
-from mdiff_core.training.batch import CONTEXT, IGNORE, NOISY, Batch
+from mdiff_core.training.batch import CONTEXT, IGNORE, NOISY, PAD, Batch
 
 
 def training_mask(blocks: Tensor, kinds: Tensor) -> Tensor:
     """Return which key each query sees.
 
     A context position sees the context of its own and earlier blocks; a noisy one the context of
-    earlier blocks and the noisy positions of its own; padding sees itself, so that no row is empty.
+    earlier blocks and the noisy positions of its own block and copy; padding sees itself, so that
+    no row is empty.
 
     Args:
         blocks: (B, S) block of each position.
-        kinds: (B, S) ``PAD``, ``CONTEXT`` or ``NOISY``.
+        kinds: (B, S) ``PAD``, ``CONTEXT``, or ``NOISY`` and its copies.
 
     Returns:
         (B, S, S) bool, queries in rows.
     """
     earlier = blocks[:, None, :] < blocks[:, :, None]
     same = blocks[:, None, :] == blocks[:, :, None]
-    context, noisy = kinds == CONTEXT, kinds == NOISY
+    context, noisy = kinds == CONTEXT, kinds >= NOISY
+    same_copy = kinds[:, None, :] == kinds[:, :, None]
     sees_context = context[:, None, :] & (earlier | (same & context[:, :, None]))
-    sees_noisy = noisy[:, None, :] & noisy[:, :, None] & same
+    sees_noisy = noisy[:, None, :] & same_copy & same
     itself = torch.eye(blocks.shape[1], dtype=torch.bool, device=blocks.device)
     padding = (kinds != 0)[:, :, None]
     return (sees_context | sees_noisy) & padding | itself
@@ -63,6 +65,8 @@ class Losses:
 class TrainingAttention:
     """Attention of one micro-batch; also points guided heads at their image tokens.
 
+    The network runs on the tokens without the padding; only here they are laid out as a batch.
+
     Args:
         batch: The micro-batch.
         image_token_id: Id of image placeholders.
@@ -80,6 +84,7 @@ class TrainingAttention:
     ) -> None:
         self._shape = batch.ids.shape
         self._mask = training_mask(batch.blocks, batch.kinds)
+        self.tokens = (batch.kinds != PAD).flatten().nonzero()[:, 0]
         self._scale = scale
         self._heads: dict[int, list[int]] = {}
         self.guided: list[Tensor] = []
@@ -98,11 +103,21 @@ class TrainingAttention:
         self._is_key = steps < counts[:, None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend: flat (B * S, heads, D) queries, keys and values in, the same out."""
-        q, k, v = (x.view(*self._shape, *x.shape[1:]) for x in (q, k, v))
+        """Attend: (N, heads, D) queries, keys and values of :attr:`tokens` in, the same out."""
+        q, k, v = (self._batched(x) for x in (q, k, v))
         if layer in self._heads:
             self._guide(layer, q, k)
-        return grouped_attention(q, k, v, self._mask).flatten(0, 1)
+        out = grouped_attention(q, k, v, self._mask).flatten(0, 1)
+        return out if self._is_full else out.index_select(0, self.tokens)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.tokens.shape[0] == self._shape.numel()
+
+    def _batched(self, x: Tensor) -> Tensor:
+        if not self._is_full:
+            x = x.new_zeros(self._shape.numel(), *x.shape[1:]).index_copy(0, self.tokens, x)
+        return x.view(*self._shape, *x.shape[1:])
 
     def _guide(self, layer: int, q: Tensor, k: Tensor) -> None:
         group = q.shape[2] // k.shape[2]
@@ -134,6 +149,7 @@ def forward(
     batch: Batch,
     *,
     guide_heads: Sequence[tuple[int, int]] = (),
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, TrainingAttention]:
     """Run the network on a micro-batch.
 
@@ -141,9 +157,11 @@ def forward(
         model: The network.
         batch: On the model's device.
         guide_heads: Guided heads.
+        rows: (R,) positions of the flat batch, padding counted, whose final states are wanted;
+            none of them padding. None wants all but the padding.
 
     Returns:
-        (B * S, hidden) final states, (M, hidden) image features, and the attention with what it
+        (R, hidden) final states, (M, hidden) image features, and the attention with what it
         collected.
     """
     with attention_kernel(model.device):
@@ -154,8 +172,10 @@ def forward(
             scale=model.config.text.head_dim**-0.5,
             guide_heads=guide_heads,
         )
-        embeds = model.embed(batch.ids.flatten(), features)
-        hidden: Tensor = model.decoder(embeds, batch.positions.flatten(), attend)
+        tokens = attend.tokens
+        embeds = model.embed(batch.ids.flatten()[tokens], features)
+        wanted = None if rows is None else torch.searchsorted(tokens, rows)
+        hidden: Tensor = model.decoder(embeds, batch.positions.flatten()[tokens], attend, wanted)
     return hidden, features, attend
 
 
@@ -177,11 +197,11 @@ def losses(
     Returns:
         The sums, fp32.
     """
-    hidden, features, attend = forward(model, batch, guide_heads=guide_heads)
     targets = batch.targets.flatten()
     rows = (targets != IGNORE).nonzero()[:, 0]
     wanted = targets[rows]
-    logits = model.decoder.lm_head(hidden[rows]).float()
+    hidden, features, attend = forward(model, batch, guide_heads=guide_heads, rows=rows)
+    logits = model.decoder.lm_head(hidden).float()
     # Decoding never produces it, so no probability is learned for it.
     logits[:, model.config.mask_token_id] = -torch.inf
     per_token = F.cross_entropy(logits, wanted, reduction="none")

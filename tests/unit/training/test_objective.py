@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,15 +48,7 @@ def sample(text: str = TEXT, seed: int = 0, **options: object) -> Sample:
 
 
 def with_block(example: Example, block: int) -> Example:
-    return Example(
-        patches=example.patches,
-        prompt=example.prompt,
-        answer=example.answer,
-        draw=Draw(example.draw.masked, block),
-        weight=example.weight,
-        image_targets=example.image_targets,
-        guide=example.guide,
-    )
+    return replace(example, draw=Draw(example.draw.masked, block))
 
 
 @pytest.mark.parametrize("length", [32, 8, 5, 1])
@@ -81,6 +74,25 @@ def test_both_forms_give_the_same_loss_on_the_same_draw(random_model: Loaded, le
     assert int(whole.correct) == sum(int(found.correct) for found in by_block)
 
 
+@pytest.mark.parametrize("form", ["drawn", "all"])
+@torch.no_grad()
+def test_noisy_copies_are_samples_of_their_own(random_model: Loaded, form: str) -> None:
+    model, codec, config = random_model
+    settings = ObjectiveConfig(form=form, block_length=16, full_mask=0.3, copies=3)  # type: ignore[arg-type]
+    encoder = Encoder(config, codec, settings, seed=3)
+    examples = [encoder.encode(sample(TEXT[: 20 + 30 * i], i), i) for i in range(3)]
+    assert all(len(example.draw.more) == 2 for example in examples)
+    together = losses(model, encoder.batch(examples))
+    apart = [
+        losses(model, encoder.batch([replace(example, draw=Draw(masked, example.draw.block))]))
+        for example in examples
+        for masked in (example.draw.masked, *example.draw.more)
+    ]
+    total = sum(float(found.masked) for found in apart)
+    assert float(together.masked) == pytest.approx(total, rel=1e-5)
+    assert int(together.correct) == sum(int(found.correct) for found in apart)
+
+
 def oracle_logits(model: object, example: Example, block: int, length: int) -> Tensor:
     """Logits of one noisy block by the plain decoder's forward."""
     ids = [*example.prompt.tolist(), *example.answer[: block * length].tolist()]
@@ -99,8 +111,14 @@ def test_training_and_oracle_give_the_same_logits(random_model: Loaded, form: st
     encoder = Encoder(config, codec, ObjectiveConfig(form=form, block_length=16), seed=3)  # type: ignore[arg-type]
     examples = [encoder.encode(sample(TEXT[: 30 + 20 * i], i), i) for i in range(3)]
     batch = encoder.batch(examples)
-    hidden, _, _ = forward(model, batch)
-    logits = model.decoder.lm_head(hidden).view(*batch.ids.shape, -1)
+    hidden, _, attend = forward(model, batch)
+    assert hidden.shape[0] == int((batch.kinds != 0).sum()) < batch.ids.numel()
+    flat = torch.zeros(batch.ids.numel(), config.text.vocab_size)
+    flat[attend.tokens] = model.decoder.lm_head(hidden)
+    logits = flat.view(*batch.ids.shape, -1)
+    rows = (batch.targets != IGNORE).flatten().nonzero()[:, 0]
+    alone, _, _ = forward(model, batch, rows=rows)
+    torch.testing.assert_close(model.decoder.lm_head(alone), flat[rows], atol=2e-5, rtol=1e-4)
     for row, example in enumerate(examples):
         noisy = (batch.kinds[row] == NOISY).nonzero()[:, 0]
         blocks = [example.draw.block] if form == "drawn" else range(len(example.draw.masked))
