@@ -58,6 +58,7 @@ class Processes:
                 tensor.copy_(flat[at : at + tensor.numel()].view_as(tensor))
                 at += tensor.numel()
 
+    @torch.no_grad()
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Give every process the values of process 0."""
         if self.count > 1:

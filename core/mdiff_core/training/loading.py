@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,8 +53,10 @@ class MicroBatches(Dataset[Batch]):
         return (MicroBatches, (self._config, self._shapes))
 
 
-def _plain_signals(worker: int) -> None:
-    """Undo the run's handlers in a worker: the training process alone decides when it ends."""
+def _start_worker(worker: int) -> None:
+    """Make a worker give way to the training process, which alone decides when it ends."""
+    # On few cores a worker that interrupts one thread of a product makes all others wait for it.
+    os.nice(5)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -77,7 +80,7 @@ def load_in_order(data: MicroBatches, order: Sequence[int], workers: int) -> Ite
         collate_fn=_alone,
         num_workers=workers,
         prefetch_factor=PREFETCH if workers else None,
-        worker_init_fn=_plain_signals,
+        worker_init_fn=_start_worker,
     )
     return iter(loader)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from mdiff_core.segments import ink_columns
 from mdiff_core.training.config import SourceConfig
 from mdiff_core.training.data import SampleStream, build_source, build_stream
 from mdiff_core.training.data.effects import EFFECTS, GRADES, damage, paper_level, skew
-from mdiff_core.training.data.fonts import FontSet, _pillow_font, system_folders
-from mdiff_core.training.data.lines import LineSource, shuffle_words
+from mdiff_core.training.data.fonts import FontSet, _pillow_font, font_set, system_folders
+from mdiff_core.training.data.lines import LineSource, LineStyle, draw_line, shuffle_words
 from mdiff_core.training.data.pages import PageSource
 from mdiff_core.training.data.regions import RegionSource, draw_latex, wrap
 from mdiff_core.training.data.sample import Sample, generator
@@ -89,6 +90,27 @@ def test_boxes_hold_the_ink_of_their_characters(drawing: dict[str, Any]) -> None
     assert checked > 60
 
 
+def test_tight_crops_end_at_the_ink_and_gaps_grow() -> None:
+    font = font_set((), ()).fonts[0].at(32)
+    rng = generator(0)
+    plain = replace(LineStyle.draw(rng), above=0.1, below=0.1, left=0.2, right=0.2, spread=1.0,
+                    gap=0.0, tight=None, ink=0, paper=255, neighbours=False)  # fmt: skip
+    gray, boxes = draw_line("nose on ace", font, plain, rng)
+    tight, moved = draw_line("nose on ace", font, replace(plain, tight=0.1), rng)
+    rows = np.flatnonzero((gray != 255).any(axis=1))
+    high = rows[-1] + 1 - rows[0]
+    assert tight.shape[0] == high + 2 * round(0.1 * high) < gray.shape[0]
+    # The same ink at the same place of its box.
+    top = round(float(moved[0, 1] - boxes[0, 1]))
+    np.testing.assert_array_equal(gray[-top : -top + tight.shape[0]], tight)
+    wide, apart = draw_line("nose on ace", font, replace(plain, gap=0.5), rng)
+    step = 0.5 * sum(font.getmetrics())
+    assert wide.shape[1] - gray.shape[1] == pytest.approx(2 * step, abs=1)
+    np.testing.assert_allclose(apart[-1] - boxes[-1], [2 * step, 0, 2 * step, 0], atol=0.01)
+    # A dash is not blown up to the height of a letter.
+    assert draw_line("-", font, replace(plain, tight=0.1), rng)[0].shape[0] == gray.shape[0]
+
+
 def test_a_line_for_region_checkpoints_keeps_its_size(drawing: dict[str, Any]) -> None:
     sample = build_source("lines", drawing, REGION).sample(0, 1)
     assert sample.image.mode == "RGB" and sample.image.height < 80
@@ -140,7 +162,7 @@ def test_kinds_of_text(kind: str, drawing: dict[str, Any]) -> None:
     assert all(1 <= len(text) <= 30 and text == " ".join(text.split()) for text in texts)
     assert len(set(texts)) > 20
     joined = "".join(texts)
-    if kind in ("prose", "words", "numbers", "random", "confusable"):
+    if kind in ("prose", "words", "numbers", "random", "confusable", "code", "cells"):
         assert joined.isascii()
     else:
         assert not joined.isascii()

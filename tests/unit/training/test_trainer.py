@@ -456,7 +456,7 @@ def test_eight_lines_are_learned_without_an_error(
             sample.image.save(folder / f"{index}.png")
             labels.write(json.dumps({"image": f"{index}.png", "text": sample.text}) + "\n")
     config = make_config(
-        run={"steps": 120, "batch_size": 8, "micro_batch": 8, "log_every": 40},
+        run={"steps": 200, "batch_size": 8, "micro_batch": 8, "log_every": 40},
         model={
             **SMALL_MODEL,
             "text": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -131,6 +131,21 @@ def bilevel(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     return to_gray(np.where(gray > cut, 255, 0))
 
 
+def ragged(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
+    """Threshold a soft and grainy picture: strokes with ragged edges, bridged or broken.
+
+    The grain is wider than a pixel, as that of coarse paper seen by a scanner.
+    """
+    soft = blur(gray, rng, strength, line_px)
+    height, width = soft.shape
+    cell = line_px * float(rng.uniform(0.03, 0.09))
+    size = (max(1, round(width / cell)), max(1, round(height / cell)))
+    levels = float(rng.uniform(10, 20 + 50 * strength))
+    coarse = rng.normal(0, levels, size[::-1]).astype(np.float32)
+    grain = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    return bilevel(to_gray(soft + np.asarray(grain)), rng, strength, line_px)
+
+
 def jpeg(gray: Gray, rng: Rng, strength: float, line_px: float) -> Gray:
     """Compress as JPEG."""
     stream = io.BytesIO()
@@ -179,6 +194,7 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("low_resolution", (0.0, 0.08, 0.25, 0.4), low_resolution),
     Effect("noise", (0.05, 0.3, 0.5, 0.7), noise),
     Effect("bilevel", (0.0, 0.05, 0.2, 0.3), bilevel),
+    Effect("ragged", (0.0, 0.04, 0.12, 0.2), ragged),
     Effect("jpeg", (0.1, 0.3, 0.4, 0.5), jpeg),
     Effect("inverse", (0.04, 0.05, 0.05, 0.05), inverse),
 )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from mdiff_core.config import Capabilities
@@ -21,12 +22,17 @@ from mdiff_core.training.data.sample import Boxes, Gray, Sample, generator
 from mdiff_core.training.data.texts import TextMix, prose_words
 
 Rng = np.random.Generator
+FloatArray = npt.NDArray[np.float64]
 
 DEFAULT_TEXTS: Mapping[str, float] = {
     "prose": 0.4, "words": 0.2, "numbers": 0.17, "random": 0.15, "confusable": 0.08
 }  # fmt: skip
 SPARE_PX = 12
 """Room kept on the canvas for kerning that a reordering of words changes."""
+FULL_SHARE = 0.35
+"""Share of lines as long as they may be, which is what most pieces of a line's text are."""
+MIN_TIGHT = 0.3
+"""Least share of a line's height that ink must have for a crop to be tight around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +102,7 @@ class LineSource:
     def sample(self, seed: int, index: int) -> Sample:
         """Return sample ``index`` of the stream of ``seed``."""
         rng = generator(seed, index)
-        kind, text = self._texts.draw(rng, self.options.max_chars)
+        kind, text = self._texts.draw(rng, self.options.max_chars, FULL_SHARE)
         size = int(rng.integers(self.options.sizes_px[0], self.options.sizes_px[1] + 1))
         text, font = choose_font(text, self._fonts, rng)
         style = LineStyle.draw(rng)
@@ -109,11 +115,15 @@ class LineSource:
         )
         damaged, moved, effects = damage(gray, boxes, rng, grade, gray.shape[0])
         found = self._prepare(damaged, moved)
-        if found is None:
-            # Damage can take all contrast away; what nobody could read teaches nothing.
+        while found is None:
+            # Damage can take all contrast away; what nobody could read teaches nothing. A text
+            # whose drawn crop came out lower than foretold is too long for the canvas.
             found, effects = self._prepare(gray, boxes), []
-        if found is None:
-            raise ValueError(f"line {text!r} in {font.path} has no ink")
+            if found is None:
+                if len(text) < 2:
+                    raise ValueError(f"line {text!r} in {font.path} has no ink")
+                text = text[:-1].rstrip()
+                gray, boxes = draw_line(text, font.at(size), style, rng)
         origin = {"kind": kind, "font": font.path, "grade": GRADES[grade], "effects": effects}
         return Sample(image=found[0], text=text, boxes=found[1], origin=origin)
 
@@ -123,12 +133,16 @@ class LineSource:
             return text
         width, height = self._capabilities.segment_px
         room = width - LEFT_MARGIN_PX - RIGHT_MARGIN_PX - SPARE_PX
-        scale = height / style.height(font) * self._capabilities.stretch
+        stretch = height * self._capabilities.stretch
+
+        def too_long(text: str) -> bool:
+            return style.width(font, text) * stretch / style.crop_height(font, text) > room
+
         words = text.split(" ")
-        while len(words) > 1 and style.width(font, " ".join(words)) * scale > room:
+        while len(words) > 1 and too_long(" ".join(words)):
             words.pop()
         text = " ".join(words)
-        while len(text) > 1 and style.width(font, text) * scale > room:
+        while len(text) > 1 and too_long(text):
             text = text[:-1]
         return text
 
@@ -141,10 +155,10 @@ class LineSource:
             return None
         height = unit.segment_px[1]
         width = max(1, round(gray.shape[1] * height / gray.shape[0] * unit.stretch))
-        # Air before the ink may have been cut off; a single piece always ends with the line.
-        start = width - pieces[0].pixels.shape[1]
         scaled = boxes * np.array([width / gray.shape[1], height / gray.shape[0]] * 2, np.float32)
-        scaled[:, [0, 2]] += LEFT_MARGIN_PX - start
+        # Air before the ink and the middle of wide gaps may have been taken out.
+        sides = np.searchsorted(pieces[0].columns, scaled[:, [0, 2]])
+        scaled[:, [0, 2]] = LEFT_MARGIN_PX + sides
         return prepare_piece(pieces[0], segment_px=unit.segment_px), scaled
 
 
@@ -158,6 +172,10 @@ class LineStyle:
         left: Air before the text, as a share of the font's height.
         right: Air after it.
         spread: Horizontal scale of the glyphs.
+        gap: Width added to each space, as a share of the font's height: justified lines and the
+            cells of a table's row.
+        tight: Air above and below the ink itself, as a share of its height, for crops that were
+            found by their ink; None where ``above`` and ``below`` hold.
         ink: Grey value of the text.
         paper: Grey value of the background.
         neighbours: Whether parts of the lines above and below look into the crop.
@@ -168,6 +186,8 @@ class LineStyle:
     left: float
     right: float
     spread: float
+    gap: float
+    tight: float | None
     ink: int
     paper: int
     neighbours: bool
@@ -180,12 +200,16 @@ class LineStyle:
         # Tight crops cut into the air of the font, wide ones add to it.
         above, below = rng.uniform(-0.08, 0.2, 2)
         left, right = rng.uniform(0.0, 0.45, 2)
+        gap = float(rng.exponential(0.2)) if rng.random() < 0.3 else 0.0
+        tight = float(rng.uniform(0.02, 0.12)) if rng.random() < 0.35 else None
         return cls(
             above=float(above),
             below=float(below),
             left=float(left),
             right=float(right),
             spread=float(rng.uniform(0.85, 1.2)) if rng.random() < 0.3 else 1.0,
+            gap=min(gap, 1.0),
+            tight=tight,
             ink=ink,
             paper=paper,
             neighbours=bool(rng.random() < 0.1),
@@ -196,9 +220,19 @@ class LineStyle:
         ascent, descent = font.getmetrics()
         return max(8, round((ascent + descent) * (1 + self.above + self.below)))
 
+    def crop_height(self, font: ImageFont.FreeTypeFont, text: str) -> float:
+        """Return at least how high in px the crop of a line with ``text`` is."""
+        height, offset = self.height(font), round(sum(font.getmetrics()) * self.above)
+        if self.tight is None:
+            return height
+        _, top, _, bottom = font.getbbox(text)
+        ink = min(height, bottom + offset) - max(0, top + offset)
+        # A row less, since what is drawn in halves between two rows may be too pale to count.
+        return ink - 1 if ink >= MIN_TIGHT * height else height
+
     def width(self, font: ImageFont.FreeTypeFont, text: str) -> float:
         """Return the width in px of a line with ``text``."""
-        air = sum(font.getmetrics()) * (self.left + self.right)
+        air = sum(font.getmetrics()) * (self.left + self.right + self.gap * text.count(" "))
         return font.getlength(text) * self.spread + air
 
 
@@ -235,23 +269,54 @@ def draw_line(
     natural = max(1, round(style.width(font, text) / style.spread))
     image = Image.new("L", (natural, height), style.paper)
     pen = ImageDraw.Draw(image)
-    left, top = full * style.left / style.spread, round(full * style.above)
-    pen.text((left, top), text, font=font, fill=style.ink)
+    top = round(full * style.above)
+    edges = _edges(text, font, full * style.left / style.spread, full * style.gap / style.spread)
+    start = 0
+    for word in text.split(" "):
+        pen.text((edges[start], top), word, font=font, fill=style.ink)
+        start += len(word) + 1
+    rows = _tight_rows(np.asarray(image), style)
     if style.neighbours:
         order = "".join(rng.permutation(list(text)))
         step = round(full * float(rng.uniform(0.95, 1.1)))
         for offset in (-step, step):
-            pen.text((left, top + offset), order, font=font, fill=style.ink)
+            pen.text((edges[0], top + offset), order, font=font, fill=style.ink)
+    image = image.crop((0, rows.start, natural, rows.stop))
     width = max(1, round(natural * style.spread))
     if width != natural:
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
-    edges = np.array([left + font.getlength(text[:i]) for i in range(len(text) + 1)]) * (
-        width / natural
-    )
+        image = image.resize((width, image.height), Image.Resampling.BICUBIC)
+    edges *= width / natural
     boxes = np.empty((len(text), 4), np.float32)
     boxes[:, 0], boxes[:, 2] = edges[:-1], edges[1:]
-    boxes[:, 1], boxes[:, 3] = top, top + full
+    boxes[:, 1], boxes[:, 3] = top - rows.start, top - rows.start + full
     return np.asarray(image), boxes
+
+
+def _edges(text: str, font: ImageFont.FreeTypeFont, left: float, gap: float) -> FloatArray:
+    """Return the (len(text) + 1,) borders between the characters in px."""
+    edges = np.empty(len(text) + 1)
+    start, x = 0, left
+    space = font.getlength(" ") + gap
+    for word in text.split(" "):
+        edges[start : start + len(word) + 1] = [
+            x + font.getlength(word[:i]) for i in range(len(word) + 1)
+        ]
+        x = edges[start + len(word)] + space
+        start += len(word) + 1
+    return edges
+
+
+def _tight_rows(gray: Gray, style: LineStyle) -> slice:
+    """Return the rows that the crop keeps: all, or the ink and a little air."""
+    rows = np.flatnonzero((gray != style.paper).any(axis=1))
+    if style.tight is None or not rows.size:
+        return slice(0, gray.shape[0])
+    first, last = int(rows[0]), int(rows[-1]) + 1
+    # A lone dot or dash would be blown up to the height of a capital.
+    if last - first < MIN_TIGHT * gray.shape[0]:
+        return slice(0, gray.shape[0])
+    air = max(1, round(style.tight * (last - first)))
+    return slice(max(0, first - air), min(gray.shape[0], last + air))
 
 
 def shuffle_words(text: str, share: float, rng: Rng) -> str:

@@ -133,13 +133,23 @@ class TextMix:
         if not any(self.shares.values()):
             raise ConfigError("the shares of the kinds of text are all 0")
 
-    def draw(self, rng: Rng, max_chars: int) -> tuple[str, str]:
-        """Return (kind, text) of 1 to ``max_chars`` characters, single spaces between words."""
+    def draw(self, rng: Rng, max_chars: int, full_share: float = 0.0) -> tuple[str, str]:
+        """Draw a text.
+
+        Args:
+            rng: Random stream.
+            max_chars: Its longest length; lengths are spread evenly below.
+            full_share: Share of texts that are as long as they may be.
+
+        Returns:
+            Its kind, and the text: at least one character, single spaces between words.
+        """
         names = list(self.shares)
         shares = np.array([self.shares[name] for name in names], dtype=float)
         kind = names[int(rng.choice(len(names), p=shares / shares.sum()))]
         # Short pieces are the ends of lines and table cells, so they are common.
-        target = int(rng.integers(1, max_chars + 1))
+        is_full = bool(full_share) and rng.random() < full_share
+        target = max_chars if is_full else int(rng.integers(1, max_chars + 1))
         words: list[str] = []
         make = KINDS[kind](rng, self.words)
         while not words or len(" ".join(words)) < target:
@@ -237,6 +247,68 @@ def _confusable_maker(rng: Rng, _: Sequence[str]) -> Maker:
     return make
 
 
+def _code_maker(rng: Rng, words: Sequence[str]) -> Maker:
+    """Names, brackets and marks as they stand in code, LaTeX, paths, addresses and references."""
+
+    def name() -> str:
+        word = words[int(rng.integers(len(words)))] if words and rng.random() < 0.7 else ""
+        letters = "".join(c for c in word if c.isascii() and c.isalpha())
+        word = letters or _letters(rng, string.ascii_lowercase, 1, 8)
+        style = int(rng.integers(8))
+        return word.upper() if style == 0 else word if style == 1 else word.lower()
+
+    def value() -> str:
+        kind = int(rng.integers(5))
+        if kind == 0:
+            return str(int(rng.integers(0, 1000)))
+        if kind == 1:
+            return f"{rng.random() * 10:.{int(rng.integers(1, 4))}f}"
+        if kind == 2:
+            return f'"{name()}"' if rng.random() < 0.5 else f"'{name()}'"
+        return name()
+
+    def choice(of: str) -> str:
+        return str(rng.choice(of.split()))
+
+    def enclosed(inner: str) -> str:
+        pair = choice("() [] {} {} <>")
+        return pair[0] + inner + pair[1]
+
+    makers: Sequence[Maker] = (
+        lambda: f"\\{name()}{enclosed(value())}",
+        lambda: f"\\{name()}[{value()}]{{{value()}}}",
+        lambda: f"{{\\{name()} {name()}}}",
+        lambda: f"{name()}({value()}, {value()});",
+        lambda: f"{name()}.{name()}({value()})",
+        lambda: f"{name()}_{name()}[{value()}]",
+        lambda: f"{name()} = {enclosed(value())}",
+        lambda: f"{{{value()}: {value()}, {value()}: {value()}}}",
+        lambda: f"if ({name()} {choice('== != < >= && ||')} {value()}) {{",
+        lambda: enclosed(f"{value()}, {value()}"),
+        lambda: enclosed(name()),
+        lambda: f"/{name()}/{name()}.{name()[:3]}",
+        lambda: f"{name()}@{name()}.{choice('com org net edu')}",
+        lambda: f"https://{name()}.org/{name()}",
+        lambda: f"doi:10.{int(rng.integers(1000, 9999))}/{name()}.{int(rng.integers(1900, 2031))}",
+        lambda: f"${name()}^{{{value()}}}_{{{name()[:2]}}}$",
+        lambda: f"#{name()} | {value()} ~ {value()};",
+        lambda: f"{name()} += {value()} * {value()}",
+    )
+    return lambda: makers[int(rng.integers(len(makers)))]()
+
+
+def _cells_maker(rng: Rng, _: Sequence[str]) -> Maker:
+    """The numbers of a table's row, of like size and precision."""
+    digits, places = int(rng.integers(1, 4)), int(rng.integers(0, 4))
+    signed = rng.random() < 0.15
+
+    def make() -> str:
+        number = f"{rng.random() * 10**digits:.{places}f}"
+        return f"-{number}" if signed and rng.random() < 0.5 else number
+
+    return make
+
+
 def _mixed_with(extra: str) -> Callable[[Rng, Sequence[str]], Maker]:
     """Latin words in which some letters are replaced by those of ``extra``."""
 
@@ -291,6 +363,8 @@ KINDS: Mapping[str, Callable[[Rng, Sequence[str]], Maker]] = {
     "numbers": _numbers_maker,
     "random": _random_maker,
     "confusable": _confusable_maker,
+    "code": _code_maker,
+    "cells": _cells_maker,
     "accents": _mixed_with(_ACCENTED),
     "typographic": _typographic_maker,
     "greek": _script(_GREEK),
