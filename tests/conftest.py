@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+
+# How long an example takes is the machine's affair, and a run must not depend on the last one.
+hypothesis.settings.register_profile(
+    "project",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("project")
 
 # Before anything imports torch: on a busy machine threads that spin at barriers cost 20 times what
 # they give to models this small. Subprocesses of tests inherit it.

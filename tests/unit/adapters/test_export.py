@@ -341,7 +341,7 @@ random_documents = st.builds(
 
 
 @given(random_documents, st.sampled_from([None, 2]))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_json_round_trip_is_lossless(doc: ParsedDocument, indent: int | None) -> None:
     text = to_json(doc, indent=indent)
     text.encode()
@@ -350,7 +350,7 @@ def test_json_round_trip_is_lossless(doc: ParsedDocument, indent: int | None) ->
 
 
 @given(random_documents)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 def test_any_document_can_be_exported(doc: ParsedDocument) -> None:
     assert isinstance(to_markdown(doc, include_furniture=True), str)
     assert isinstance(to_html(doc, include_furniture=True), str)

@@ -78,7 +78,7 @@ pieces = st.sampled_from(
 
 @given(st.lists(pieces, max_size=14).map("".join) | st.text(max_size=12),
        st.sampled_from(["brackets", "dollars", "none"]))  # fmt: skip
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_stripping_and_wrapping_are_idempotent(text: str, delimiters: str) -> None:
     bare = strip_delimiters(text)
     assert strip_delimiters(bare) == bare
@@ -145,7 +145,7 @@ def tex_tokens(latex: str) -> list[str]:
         max_size=16,
     ).map("".join)
 )  # fmt: skip
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_tidy_formulas_are_the_same_to_tex(latex: str) -> None:
     tidy = tidy_spacing(latex)
     assert tex_tokens(tidy) == tex_tokens(latex)
@@ -197,7 +197,7 @@ def test_invalid_formulas_say_why_d2(latex: str, reason: str) -> None:
 
 
 @given(st.lists(pieces, max_size=20).map("".join))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_any_text_can_be_checked(text: str) -> None:
     reason = check_latex(text)
     assert reason is None or reason

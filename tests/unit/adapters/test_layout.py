@@ -69,7 +69,7 @@ integers = st.one_of(st.integers(), st.integers(-40, 1040))
 
 
 @given(st.tuples(integers, integers, integers, integers))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_any_four_integers_give_a_box_or_a_refusal_b2(box: tuple[int, int, int, int]) -> None:
     result = parse_layout(record(" ".join(map(str, box))))
     assert len(result.records) + len(result.refused) == result.num_marks == 1
@@ -164,7 +164,7 @@ def test_every_cut_is_flagged_and_keeps_what_is_whole() -> None:
     ["<|box_start|>", "<|box_end|>", "<|ref_start|>", "<|ref_end|>", "<|rotate_up|>", "<|rot",
      "<|", "1 2 3 4", "999 999 1 1", "text", "5", " ", "\n", "-", ".", "²", "<"]),
     max_size=25).map("".join))  # fmt: skip
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_any_order_of_marks_is_read(answer: str) -> None:
     result = parse_layout(answer)
     assert len(result.records) + len(result.refused) == result.num_marks

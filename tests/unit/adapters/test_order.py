@@ -148,7 +148,7 @@ BOXES = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(BOXES)
 def test_every_line_is_read_exactly_once(found: list[tuple[int, int, int, int]]) -> None:
     boxes = np.array([[x, y, x + w, y + h] for x, y, w, h in found], dtype=float).reshape(-1, 4)

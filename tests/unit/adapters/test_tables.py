@@ -66,14 +66,14 @@ def grid(answer: str) -> list[list[str]]:
 
 
 @given(tables())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_otsl_round_trip(table: Table) -> None:
     assert Table.from_otsl(table.to_otsl()) == table
     assert parse_otsl(table.to_otsl()).flags == ()
 
 
 @given(tables())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_html_round_trip(table: Table) -> None:
     parsed = parse_html(table.to_html())
     assert parsed.table == table
@@ -84,7 +84,7 @@ def test_html_round_trip(table: Table) -> None:
     st.lists(st.tuples(st.sampled_from(TAGS), stream_texts), max_size=40),
     st.sampled_from(["", "head"]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_any_tag_stream_is_covered_once_and_keeps_its_text(
     stream: list[tuple[str, str]], lead: str
 ) -> None:
@@ -100,7 +100,7 @@ def test_any_tag_stream_is_covered_once_and_keeps_its_text(
 
 
 @given(st.lists(fragments, max_size=15).map("".join))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_any_text_is_read_without_an_exception(answer: str) -> None:
     parsed = parse_table_answer(answer)
     if parsed.table is not None:

@@ -42,7 +42,7 @@ def test_special_tokens_are_removed_and_counted(answer: str, text: str, num_toke
 
 
 @given(st.lists(st.sampled_from(["a", "<", "|", ">", "<|", "|>", "im_end", "<|x|>"])).map("".join))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_no_whole_token_survives(answer: str) -> None:
     text = strip_special_tokens(answer).text
     assert not re.search(r"<\|im_end\|>", text)
@@ -96,7 +96,7 @@ def test_good_answers_are_no_loops(text: str) -> None:
 
 
 @given(st.text("ab", max_size=60), st.text("abc", min_size=8, max_size=20), st.integers(4, 9))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_a_repeated_tail_is_found_with_a_primitive_unit(head: str, unit: str, times: int) -> None:
     loop = find_loop(head + unit * times)
     assert loop is not None

@@ -87,7 +87,7 @@ def test_schedule_of_six_steps_sums_to_the_block() -> None:
     assert [num_required(step, 4, 32) for step in range(5)] == [1, 1, 1, 1, 1]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(RULES),
     rows=st.lists(

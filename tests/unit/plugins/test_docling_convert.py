@@ -28,7 +28,7 @@ TAGS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(TAGS, max_size=40).map("".join), st.sampled_from(["none", "first", "auto"]))
 def test_any_table_answer_becomes_a_whole_grid(answer, mode):
     table = parse_table_answer(answer).table

@@ -36,7 +36,7 @@ ANSWERS = st.lists(PIECES, max_size=12).map("".join)
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.__name__)
 @given(a=ANSWERS, b=ANSWERS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_similarities_are_one_on_equal_answers_symmetric_and_bounded(
     metric: Callable[[str, str], float], a: str, b: str
 ) -> None:
