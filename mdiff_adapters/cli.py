@@ -38,12 +38,12 @@ from mdiff_adapters.engines.record import record_command
 from mdiff_adapters.engines.registry import open_engine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import (
-    CheckpointError,
     ConfigError,
     DocumentError,
     MDiffError,
     PasswordRequiredError,
 )
+from mdiff_adapters.exits import WRONG_USAGE, exit_code
 from mdiff_adapters.sources import safe_stem
 
 if TYPE_CHECKING:
@@ -400,9 +400,7 @@ def _errors(
         if isinstance(error, PasswordRequiredError):
             error.hint = "give its password with --password"
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
-        # A setting that is wrong for one document names it: a page that it does not have.
-        of_command = isinstance(error, (ConfigError, CheckpointError)) and error.source is None
-        outcome.code = 2 if wrong_usage or of_command else 1
+        outcome.code = WRONG_USAGE if wrong_usage else exit_code(error)
     if outcome.code and stop:
         raise typer.Exit(outcome.code)
 

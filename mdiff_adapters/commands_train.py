@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mdiff_adapters.errors import ConfigError, MDiffError
+from mdiff_adapters.errors import CheckpointError, ConfigError, MDiffError
+from mdiff_adapters.exits import FAILED, WRONG_USAGE
 
 if TYPE_CHECKING:
     from mdiff_adapters.engines import DecodeConfig, Engine
@@ -31,15 +32,19 @@ class Layout(str, Enum):
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Show an error of ours as one line, and end with status 1."""
+    """Show an error of ours as one line, and end with its exit code."""
     try:
         yield
+    except (ConfigError, CheckpointError) as error:
+        # Also where it names a file: that is the run's own.
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(WRONG_USAGE) from error
     except MDiffError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(FAILED) from error
     except ImportError as error:
         typer.echo(f'error: {error}; pip install "mdiff-adapters[train]"', err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(WRONG_USAGE) from error
 
 
 def train_command(
@@ -212,6 +217,9 @@ def eval_command(
         typer.Option(help="Semantic Shuffle: draw text with this share of its words shuffled."),
     ] = None,
     damage: Annotated[bool, typer.Option(help="Draw text at four grades of scan damage.")] = False,
+    text: Annotated[
+        str, typer.Option(help="Kind of text that is drawn: prose, words, numbers, accents, ...")
+    ] = "prose",
     count: Annotated[int, typer.Option(help="Crops drawn for each value.", min=1)] = 200,
     every: Annotated[int, typer.Option(help="Take every n-th crop or page.", min=1)] = 1,
     predictions: Annotated[
@@ -248,10 +256,10 @@ def eval_command(
             cases: list[dict[str, Any]]
             if shuffle:
                 cases = [{"shuffle": share} for share in sorted(shuffle)]
-                report["shuffle"] = _eval_drawn(opened, cases, count)
+                report["shuffle"] = _eval_drawn(opened, cases, count, text)
             if damage:
                 cases = [{"damage": grade} for grade in _GRADES]
-                report["damage"] = _eval_drawn(opened, cases, count)
+                report["damage"] = _eval_drawn(opened, cases, count, text)
             if plot is not None and shuffle:
                 curve.plot_shuffle(report["shuffle"], plot)
         elif data is None:
@@ -277,6 +285,7 @@ def _eval_drawn(
     opened: Mapping[str, tuple[Engine, DecodeConfig]],
     cases: Sequence[Mapping[str, Any]],
     count: int,
+    text: str,
 ) -> dict[str, list[dict[str, Any]]]:
     from mdiff_adapters.evaluation.curve import drawn_crops
     from mdiff_adapters.evaluation.reading import read_crops, score
@@ -284,7 +293,7 @@ def _eval_drawn(
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in opened}
     for case in cases:
         for name, (asked, decode) in opened.items():
-            crops = drawn_crops(asked.capabilities, count, **case)
+            crops = drawn_crops(asked.capabilities, count, options={"texts": {text: 1.0}}, **case)
             found = score(read_crops(asked, crops, decode)).to_dict()
             rows[name].append({**case, **found})
             _show({"engine": name, **case, **found})

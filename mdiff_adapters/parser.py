@@ -16,6 +16,7 @@ import mdiff_core.errors as error_types
 from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.document import ErrorRecord, ParsedDocument, ParsedPage
 from mdiff_adapters.engines import DecodeConfig, Engine, EngineSpec, open_engine
+from mdiff_adapters.engines.registry import check_options, setting_names
 from mdiff_adapters.errors import ConfigError, DocumentError, MDiffError, PageError
 from mdiff_adapters.segmenters import (
     PageImage,
@@ -61,7 +62,7 @@ class DocumentParser:
         **engine_options: Options of the engine spec (``device``, ``dtype``, …).
 
     Raises:
-        ConfigError: If a setting is out of its range.
+        ConfigError: If a setting is out of its range, or neither the parser nor the engine has it.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class DocumentParser:
         check_count("DocumentParser", "window", window)
         check_count("DocumentParser", "max_failed_pages", max_failed_pages)
         check_page_selection(pages)
+        check_options("DocumentParser", setting_names(DocumentParser), engine, engine_options)
         decode = decode or DecodeConfig()
         if threshold is not None:
             decode = dataclasses.replace(decode, threshold=threshold)

@@ -330,6 +330,21 @@ def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
         DocumentParser(ScriptedEngine(), **bad)
 
 
+@pytest.mark.parametrize(
+    ("engine", "bad", "message"),
+    [
+        ("tiny", {"treshold": 0.5}, "DocumentParser has no option 'treshold'.*'threshold'"),
+        ("tiny", {"devise": "cpu"}, "no option 'devise'.*'device'"),
+        (ScriptedEngine(), {"device": "cpu"}, "already built"),
+    ],
+)
+def test_settings_that_nobody_takes_are_refused_before_the_engine_is_opened(
+    engine: Any, bad: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DocumentParser(engine, **bad)
+
+
 @pytest.mark.parametrize("pages", ["", "a", "-1", "0", "3-1", [], [1.5], [-1], ["1"], "9" * 5000])
 def test_pages_of_no_document_are_refused_before_one_is_opened(pages: Any) -> None:
     with pytest.raises(ConfigError, match="page"):
@@ -337,7 +352,7 @@ def test_pages_of_no_document_are_refused_before_one_is_opened(pages: Any) -> No
 
 
 def test_the_password_is_never_shown() -> None:
-    parser = DocumentParser("scripted:", password="geheim-7", api_key="schluessel-8")
+    parser = DocumentParser("http://host:1", password="geheim-7", api_key="schluessel-8")
     assert "geheim-7" not in repr(parser)
     assert "schluessel-8" not in repr(parser)
 

@@ -273,6 +273,7 @@ def test_settings_are_checked() -> None:
         ({"engine_options": {"devise": "cpu"}}, "no option 'devise'.*'device'"),
         ({"engine": "replay:x", "engine_options": {"tabels": "otsl"}}, "'tabels'.*'tables'"),
         ({"engine": ScriptedEngine(), "parser_options": {"windw": 2}}, "'windw'.*'window'"),
+        ({"engine": ScriptedEngine(), "engine_options": {"delay_s": 1}}, "already built"),
     ],
 )
 def test_misspelt_settings_are_refused_when_the_reader_is_made(

@@ -91,7 +91,7 @@ def test_train_mine_and_train_again(config: Path, tmp_path: Path) -> None:
 
 def test_wrong_settings_are_one_line(config: Path) -> None:
     result = CliRunner().invoke(app, ["train", str(config), "--set", "run.stepz=1"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "run.toml" in result.output and "did you mean 'steps'?" in result.output
     result = CliRunner().invoke(app, ["train", str(config), "--set", "run.steps"])
     assert "has no value" in result.output
@@ -119,7 +119,7 @@ def test_eval_shuffle_compares_engines(tmp_path: Path) -> None:
         "--dtype", "fp32", "--device", "cpu", "--shuffle", "1", "--count", "1", "-o", str(output),
     ])  # fmt: skip
     # The scripted engine knows no options of a checkpoint.
-    assert result.exit_code == 1 and "scripted:" in result.output
+    assert result.exit_code == 2 and "scripted:" in result.output
     result = CliRunner().invoke(app, [
         "eval", "--engine", "tiny", "--dtype", "fp32", "--device", "cpu", "--shuffle", "1",
         "--shuffle", "0", "--count", "1", "-o", str(output),
@@ -129,6 +129,7 @@ def test_eval_shuffle_compares_engines(tmp_path: Path) -> None:
     assert [row["shuffle"] for row in rows] == [0.0, 1.0]
     result = CliRunner().invoke(app, [
         "eval", "--dtype", "fp32", "--device", "cpu", "--damage", "--count", "1", "-o", str(output),
+        "--text", "numbers",
     ])  # fmt: skip
     assert result.exit_code == 0, result.output
     rows = json.loads(output.read_text())["damage"]["tiny"]
@@ -139,12 +140,13 @@ def test_eval_shuffle_compares_engines(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "nothing to evaluate on"),
+        (["--damage", "--text", "prosa"], "did you mean 'prose'"),
         (["--engine", "tiny", "--block-length", "32", "--block-length", "1"], "2 block lengths"),
     ],
 )
 def test_eval_says_what_is_missing(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["eval", *arguments])
-    assert result.exit_code == 1 and message in result.output
+    assert result.exit_code == 2 and message in result.output
 
 
 def test_label_writes_a_folder_to_train_on(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class MDiffReader(BasePydanticReader):
         elif isinstance(engine, (str, os.PathLike)):
             settings["engine"] = os.fspath(engine)
         else:
-            live = open_engine(engine)
+            live = open_engine(engine, **settings.get("engine_options", {}))
             settings["engine"] = live.name
         settings.setdefault("is_remote", EngineSpec.parse(settings["engine"]).kind == "http")
         super().__init__(**settings)
