@@ -124,13 +124,16 @@ def plot_shuffle(
         EngineUnavailableError: If matplotlib is not installed.
     """
     figure, axes = _figure()
+    highest = 0.0
     for name, found in rows.items():
-        x = [100 * row["shuffle"] for row in found]
-        axes.plot(x, [100 * row[metric] for row in found], "o-", label=name)
+        x, y = [100 * row["shuffle"] for row in found], [100 * row[metric] for row in found]
+        axes.plot(x, y, "o-", label=name)
+        highest = max(highest, *y)
     axes.set_xlabel("words shuffled, %")
     axes.set_ylabel(f"{metric.replace('_', ' ')}, %")
-    axes.set_ylim(bottom=0)
-    axes.legend()
+    # From nothing: a line that is almost level is to look so.
+    axes.set_ylim(0, 1.12 * highest or 1)
+    axes.legend(loc="lower left")
     figure.savefig(path)
 
 

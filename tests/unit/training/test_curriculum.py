@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,10 @@ def test_hard_samples_are_drawn_again_with_their_truth(
         assert sample.image.tobytes() == original.image.tobytes()
         assert sample.consistency == record.consistency
         assert sample.boxes is not None
+    # With other fonts another text would have fitted: no label may be taken on trust.
+    path.write_text(replace(found[0], text=found[0].text + "x").to_json() + "\n")
+    with pytest.raises(ConfigError, match="mine again"):
+        build_source("mined", {"path": str(path)}, SEGMENT).sample(9, 0)
 
 
 def test_sure_samples_are_not_hard(engine: Engine, make_config: MakeConfig) -> None:

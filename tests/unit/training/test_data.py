@@ -211,6 +211,16 @@ def test_system_fonts_are_found_in_order_and_can_be_excluded() -> None:
     assert not any("mono" in name or "condensed" in name for name in names)
 
 
+@pytest.mark.skipif(not system_folders(), reason="this machine has no font folder")
+def test_fonts_of_fixed_width_are_known() -> None:
+    fonts = FontSet()
+    names = {font.path.rsplit("/", 1)[-1].lower() for font in fonts.fixed_width}
+    others = {font.path.rsplit("/", 1)[-1].lower() for font in fonts.fonts} - names
+    for word, wide in (("sansmono", True), ("sans-regular", False), ("serif-regular", False)):
+        assert not any(word in name for name in (others if wide else names))
+    assert set(fonts.covering("x", fixed_width=True)) <= set(fonts.fixed_width)
+
+
 @given(
     text=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=20).map(" ".join),
     share=st.floats(0, 1),

@@ -100,10 +100,16 @@ class FontSet:
             return (_pillow_font(),)
         return usable
 
-    def covering(self, text: str) -> tuple[Font, ...]:
+    @cached_property
+    def fixed_width(self) -> tuple[Font, ...]:
+        """Those of the fonts whose characters are all equally wide, as code is set in."""
+        return tuple(font for font in self.fonts if _is_fixed_width(font))
+
+    def covering(self, text: str, *, fixed_width: bool = False) -> tuple[Font, ...]:
         """Return the fonts that can draw every character of ``text``."""
         needed = _codepoints(text)
-        return tuple(font for font in self.fonts if needed <= font.codepoints)
+        among = self.fixed_width if fixed_width else self.fonts
+        return tuple(font for font in among if needed <= font.codepoints)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -189,6 +195,11 @@ def _is_odd(font: Font) -> bool:
         if low is not None and high is not None
     ]
     return bool(np.mean(agreement) > _SMALL_CAPS_AGREEMENT)
+
+
+def _is_fixed_width(font: Font) -> bool:
+    face = font.at(_PROBE_PX)
+    return len({face.getlength(char) for char in "il.MW@"}) == 1
 
 
 def _glyph(font: ImageFont.FreeTypeFont, char: str) -> np.ndarray | None:

@@ -31,6 +31,8 @@ SPARE_PX = 12
 """Room kept on the canvas for kerning that a reordering of words changes."""
 FULL_SHARE = 0.35
 """Share of lines as long as they may be, which is what most pieces of a line's text are."""
+FIXED_WIDTH_SHARE = 0.6
+"""Share of code that is set in a font of fixed width."""
 MIN_TIGHT = 0.3
 """Least share of a line's height that ink must have for a crop to be tight around it."""
 
@@ -104,7 +106,8 @@ class LineSource:
         rng = generator(seed, index)
         kind, text = self._texts.draw(rng, self.options.max_chars, FULL_SHARE)
         size = int(rng.integers(self.options.sizes_px[0], self.options.sizes_px[1] + 1))
-        text, font = choose_font(text, self._fonts, rng)
+        fixed_width = kind == "code" and rng.random() < FIXED_WIDTH_SHARE
+        text, font = choose_font(text, self._fonts, rng, fixed_width=fixed_width)
         style = LineStyle.draw(rng)
         text = self._fit(text, font.at(size), style)
         if self.options.shuffle:
@@ -236,12 +239,15 @@ class LineStyle:
         return font.getlength(text) * self.spread + air
 
 
-def choose_font(text: str, fonts: FontSet, rng: Rng) -> tuple[str, Font]:
+def choose_font(
+    text: str, fonts: FontSet, rng: Rng, *, fixed_width: bool = False
+) -> tuple[str, Font]:
     """Return a random font that can draw ``text``, and what of ``text`` it draws.
 
-    Where no font has every character, the characters that the drawn font lacks are left out.
+    Where no font has every character, the characters that the drawn font lacks are left out; where
+    none of fixed width has them, any other is taken.
     """
-    covering = fonts.covering(text)
+    covering = fonts.covering(text, fixed_width=fixed_width) or fonts.covering(text)
     if covering:
         return text, covering[int(rng.integers(len(covering)))]
     font = fonts.fonts[int(rng.integers(len(fonts.fonts)))]

@@ -92,7 +92,7 @@ class MinedSource:
     """The hard samples of the curriculum, in random order, each once an epoch.
 
     A drawn sample is drawn again from its seed and index; one of a folder is read again. Its text
-    is that of the file, which a person may have edited.
+    is that of the file, which a person may have edited (``reviewed``).
 
     Args:
         options: Settings.
@@ -130,6 +130,11 @@ class MinedSource:
         epoch, at = divmod(index, len(self._records))
         record = self._records[int(epoch_order(seed, epoch, len(self._records))[at])]
         drawn = self._sources[record["key"]].sample(record["seed"], record["index"])
+        if record["status"] == "truth" and record["text"] != drawn.text:
+            raise ConfigError(
+                f"a mined sample says {record['text']!r}, and {drawn.text!r} is drawn for it here",
+                hint="mine again: drawn data are others with other fonts, texts or versions",
+            )
         return Sample(
             image=drawn.image,
             text=record["text"],
