@@ -43,7 +43,7 @@ from mdiff_adapters.errors import (
     MDiffError,
     PasswordRequiredError,
 )
-from mdiff_adapters.exits import WRONG_USAGE, exit_code
+from mdiff_adapters.exits import FAILED, WRONG_USAGE, exit_code
 from mdiff_adapters.sources import safe_stem
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def parse(
                     console.print(
                         f"error: {page.error.message}", style="red", markup=False, soft_wrap=True
                     )
-                    code = max(code, 1)
+                    code = max(code, FAILED)
             if not quiet:
                 console.print(
                     _summary(document, seconds, parser), style="dim", markup=False, soft_wrap=True
@@ -395,7 +395,7 @@ def _errors(
         yield outcome
     except BrokenPipeError:
         # The reader of a pipe went away, which is its right.
-        outcome.code = 1
+        outcome.code = FAILED
     except (MDiffError, ImportError, OSError) as error:
         if isinstance(error, PasswordRequiredError):
             error.hint = "give its password with --password"

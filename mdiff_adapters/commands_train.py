@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mdiff_adapters.errors import CheckpointError, ConfigError, MDiffError
-from mdiff_adapters.exits import FAILED, WRONG_USAGE
+from mdiff_adapters.errors import ConfigError, MDiffError
+from mdiff_adapters.exits import WRONG_USAGE, exit_code
 
 if TYPE_CHECKING:
     from mdiff_adapters.engines import DecodeConfig, Engine
@@ -35,13 +35,9 @@ def _reported() -> Iterator[None]:
     """Show an error of ours as one line, and end with its exit code."""
     try:
         yield
-    except (ConfigError, CheckpointError) as error:
-        # Also where it names a file: that is the run's own.
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(WRONG_USAGE) from error
     except MDiffError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(FAILED) from error
+        raise typer.Exit(exit_code(error, of_document=False)) from error
     except ImportError as error:
         typer.echo(f'error: {error}; pip install "mdiff-adapters[train]"', err=True)
         raise typer.Exit(WRONG_USAGE) from error

@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Literal
 
 import mdiff_core.errors as error_types
-from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.document import ErrorRecord, ParsedDocument, ParsedPage
 from mdiff_adapters.engines import DecodeConfig, Engine, EngineSpec, open_engine
 from mdiff_adapters.engines.registry import check_options, setting_names
@@ -28,6 +27,7 @@ from mdiff_adapters.segmenters import (
 from mdiff_adapters.sources import DocumentSource, SourceLimits, open_source
 from mdiff_adapters.sources.base import PageSelection, check_page_selection
 from mdiff_adapters.sources.opening import SourceInput
+from mdiff_core.closing import ClosedOnExit
 from mdiff_core.config import check_count
 
 __all__ = ["DocumentParser", "DocumentStream", "OnError"]
@@ -87,7 +87,7 @@ class DocumentParser:
         check_count("DocumentParser", "window", window)
         check_count("DocumentParser", "max_failed_pages", max_failed_pages)
         check_page_selection(pages)
-        check_options("DocumentParser", setting_names(DocumentParser), engine, engine_options)
+        check_options("DocumentParser", _SETTINGS, engine, engine_options)
         decode = decode or DecodeConfig()
         if threshold is not None:
             decode = dataclasses.replace(decode, threshold=threshold)
@@ -196,6 +196,9 @@ class DocumentParser:
     def __repr__(self) -> str:
         # Without the password, and without engine options, which may hold a key.
         return f"{type(self).__name__}(engine={self._engine!r}, segmenter={self._segmenter!r})"
+
+
+_SETTINGS = setting_names(DocumentParser)
 
 
 class DocumentStream(ClosedOnExit, Iterator[ParsedPage]):

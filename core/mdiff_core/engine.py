@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from typing_extensions import Self
 from mdiff_core.attention import choose_varlen
 from mdiff_core.cache import KVCache
 from mdiff_core.checkpoint import resolve_checkpoint
+from mdiff_core.closing import ClosedOnExit
 from mdiff_core.config import TASKS, Capabilities, check_count, suggest
 from mdiff_core.errors import (
     CapacityError,
@@ -119,7 +119,7 @@ class EngineStats:
     num_rows: int = 0
 
 
-class Engine:
+class Engine(ClosedOnExit):
     """Decodes images with one checkpoint. Thread-safe; a context manager.
 
     Use :meth:`load`; the constructor takes finished parts.
@@ -331,14 +331,6 @@ class Engine:
     def __enter__(self) -> Self:
         self._check_open()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.document import ParsedPage, Region
 from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engine, Request
 from mdiff_adapters.engines.registry import open_engine
@@ -34,6 +33,7 @@ from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_se
 from mdiff_adapters.sources import SourceLimits, open_source
 from mdiff_adapters.sources.base import check_page_selection
 from mdiff_adapters.sources.sniffing import display_name
+from mdiff_core.closing import ClosedOnExit
 
 if TYPE_CHECKING:
     from PIL import Image

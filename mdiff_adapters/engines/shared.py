@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.engines.registry import open_engine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import EngineError
+from mdiff_core.closing import ClosedOnExit
 
 
 class SpecEngine(ClosedOnExit):

@@ -8,9 +8,9 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.segmenters.base import PageImage
+from mdiff_core.closing import ClosedOnExit
 
 __all__ = [
     "DocumentSource",

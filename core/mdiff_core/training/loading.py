@@ -56,7 +56,8 @@ class MicroBatches(Dataset[Batch]):
 def _start_worker(worker: int) -> None:
     """Make a worker give way to the training process, which alone decides when it ends."""
     # On few cores a worker that interrupts one thread of a product makes all others wait for it.
-    os.nice(5)
+    if hasattr(os, "nice"):
+        os.nice(5)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -41,8 +41,8 @@ def training_mask(blocks: Tensor, kinds: Tensor) -> Tensor:
     sees_context = context[:, None, :] & (earlier | (same & context[:, :, None]))
     sees_noisy = noisy[:, None, :] & same_copy & same
     itself = torch.eye(blocks.shape[1], dtype=torch.bool, device=blocks.device)
-    padding = (kinds != 0)[:, :, None]
-    return (sees_context | sees_noisy) & padding | itself
+    is_token = (kinds != PAD)[:, :, None]
+    return (sees_context | sees_noisy) & is_token | itself
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ from docling.exceptions import OperationNotAllowed
 from docling.utils.accelerator_utils import decide_device
 
 from docling_mdiff.options import EngineOptions
-from mdiff_adapters.closing import ClosedOnExit
 from mdiff_adapters.engines import (
     Answer,
     Capabilities,
@@ -32,6 +31,7 @@ from mdiff_adapters.engines import (
 )
 from mdiff_adapters.engines.answers import failed
 from mdiff_adapters.errors import EngineError, EngineTimeoutError
+from mdiff_core.closing import ClosedOnExit
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ learned is what will be asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -277,10 +277,8 @@ def draw_line(
     pen = ImageDraw.Draw(image)
     top = round(full * style.above)
     edges = _edges(text, font, full * style.left / style.spread, full * style.gap / style.spread)
-    start = 0
-    for word in text.split(" "):
+    for start, word in _words(text):
         pen.text((edges[start], top), word, font=font, fill=style.ink)
-        start += len(word) + 1
     rows = _tight_rows(np.asarray(image), style)
     if style.neighbours:
         order = "".join(rng.permutation(list(text)))
@@ -301,15 +299,20 @@ def draw_line(
 def _edges(text: str, font: ImageFont.FreeTypeFont, left: float, gap: float) -> FloatArray:
     """Return the (len(text) + 1,) borders between the characters in px."""
     edges = np.empty(len(text) + 1)
-    start, x = 0, left
-    space = font.getlength(" ") + gap
-    for word in text.split(" "):
-        edges[start : start + len(word) + 1] = [
-            x + font.getlength(word[:i]) for i in range(len(word) + 1)
-        ]
-        x = edges[start + len(word)] + space
-        start += len(word) + 1
+    x, space = left, font.getlength(" ") + gap
+    for start, word in _words(text):
+        end = start + len(word)
+        edges[start : end + 1] = [x + font.getlength(word[:i]) for i in range(len(word) + 1)]
+        x = edges[end] + space
     return edges
+
+
+def _words(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the words of a text and where each starts."""
+    start = 0
+    for word in text.split(" "):
+        yield start, word
+        start += len(word) + 1
 
 
 def _tight_rows(gray: Gray, style: LineStyle) -> slice:
