@@ -253,14 +253,15 @@ class Encoder:
         row = np.clip(centre_y.astype(int), 0, rows - 1)
         for position, (start, _) in enumerate(spans):
             guide[position] = row[start] * cols + col[start]
-        first = {start: position for position, (start, _) in reversed(list(enumerate(spans)))}
+        # Of a character of several tokens the last: the first is what accented letters share.
+        token = {start: position for position, (start, _) in enumerate(spans)}
         grid = named.reshape(rows, cols)
         middle = np.arange(cols) + 0.5
         for char, box in enumerate(scaled):
-            if char not in first:
+            if char not in token:
                 continue
             covered = (middle >= box[0]) & (middle < box[2])
-            grid[row[char], covered] = answer[first[char]]
+            grid[row[char], covered] = answer[token[char]]
 
     def batch(self, examples: Sequence[Example]) -> Batch:
         """Lay examples out as one micro-batch, in the form of the objective."""

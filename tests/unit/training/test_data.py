@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -90,11 +91,17 @@ def test_boxes_hold_the_ink_of_their_characters(drawing: dict[str, Any]) -> None
     assert checked > 60
 
 
+def plain_style(**changes: Any) -> LineStyle:
+    plain = replace(LineStyle.draw(generator(0)), above=0.2, below=0.2, left=0.2, right=0.2,
+                    spread=1.0, gap=0.0, tight=None, ink=0, paper=255, neighbours=False,
+                    scripts=False, frames=False)  # fmt: skip
+    return replace(plain, **changes)
+
+
 def test_tight_crops_end_at_the_ink_and_gaps_grow() -> None:
     font = font_set((), ()).fonts[0].at(32)
     rng = generator(0)
-    plain = replace(LineStyle.draw(rng), above=0.1, below=0.1, left=0.2, right=0.2, spread=1.0,
-                    gap=0.0, tight=None, ink=0, paper=255, neighbours=False)  # fmt: skip
+    plain = plain_style(above=0.1, below=0.1)
     gray, boxes = draw_line("nose on ace", font, plain, rng)
     tight, moved = draw_line("nose on ace", font, replace(plain, tight=0.1), rng)
     rows = np.flatnonzero((gray != 255).any(axis=1))
@@ -109,6 +116,58 @@ def test_tight_crops_end_at_the_ink_and_gaps_grow() -> None:
     np.testing.assert_allclose(apart[-1] - boxes[-1], [2 * step, 0, 2 * step, 0], atol=0.01)
     # A dash is not blown up to the height of a letter.
     assert draw_line("-", font, replace(plain, tight=0.1), rng)[0].shape[0] == gray.shape[0]
+
+
+def test_scripts_are_smaller_and_raised_or_lowered() -> None:
+    font = font_set((), ()).fonts[0].at(40)
+    text = " ".join(["H" * 6] * 4)
+    flat, flat_boxes = draw_line(text, font, plain_style(), generator(0))
+    seen = set()
+    for seed in range(8):
+        gray, boxes = draw_line(text, font, plain_style(scripts=True), generator(seed))
+        # The canvas stays as wide as the plain line would be; scripts only take less of it.
+        assert gray.shape == flat.shape
+        assert (np.diff(boxes[:, 0]) > 0).all()
+        for i, char in enumerate(text):
+            if char == " ":
+                continue
+            columns = gray[:, round(boxes[i, 0]) : round(boxes[i, 2])]
+            ink = np.flatnonzero((columns < 128).any(axis=1))
+            full = np.flatnonzero((flat[:, : round(flat_boxes[1, 0])] < 128).any(axis=1))
+            if len(ink) < 0.85 * len(full):
+                seen.add("raised" if ink[-1] < full[-1] - 3 else "lowered")
+                assert boxes[i, 2] - boxes[i, 0] < 0.8 * (flat_boxes[0, 2] - flat_boxes[0, 0])
+            else:
+                assert (ink[0], ink[-1]) == (full[0], full[-1])
+    assert seen == {"raised", "lowered"}
+
+
+def test_frames_are_thin_and_leave_the_labels() -> None:
+    font = font_set((), ()).fonts[0].at(32)
+    text = "see Table 12 of [34]"
+    plain, _ = draw_line(text, font, plain_style(ink=40), generator(3))
+    for seed in range(6):
+        framed, boxes = draw_line(text, font, plain_style(ink=40, frames=True), generator(seed))
+        added = framed.astype(int) != plain
+        assert added.any() and len(boxes) == len(text)
+        rows = np.flatnonzero(added.any(axis=1))
+        # Four thin sides: far less than the area they enclose.
+        assert added.mean() < 0.1
+        assert rows[-1] - rows[0] > 8
+
+
+def test_accents_keep_the_letter_and_its_case() -> None:
+    mix = TextMix({"accents": 1.0}, corpus_of(()))
+    marked = total = 0
+    for seed in range(60):
+        text = mix.draw(generator(seed), 40)[1]
+        for char in text:
+            base = unicodedata.normalize("NFD", char)[0]
+            if char.isalpha() and not char.isascii() and base.isascii():
+                assert base.isupper() == char.isupper()
+                marked += 1
+            total += char.isalpha()
+    assert 0.05 < marked / total < 0.25
 
 
 def test_a_line_for_region_checkpoints_keeps_its_size(drawing: dict[str, Any]) -> None:

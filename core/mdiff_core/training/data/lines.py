@@ -6,8 +6,9 @@ learned is what will be asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,10 @@ FULL_SHARE = 0.35
 """Share of lines as long as they may be, which is what most pieces of a line's text are."""
 FIXED_WIDTH_SHARE = 0.6
 """Share of code that is set in a font of fixed width."""
+SCRIPTS_SHARE = 0.08
+"""Share of lines in which some words end in a superscript or subscript."""
+FRAMES_SHARE = 0.06
+"""Share of lines with frames around some characters."""
 MIN_TIGHT = 0.3
 """Least share of a line's height that ink must have for a crop to be tight around it."""
 
@@ -182,6 +187,8 @@ class LineStyle:
         ink: Grey value of the text.
         paper: Grey value of the background.
         neighbours: Whether parts of the lines above and below look into the crop.
+        scripts: Whether some words end in smaller characters, raised or lowered.
+        frames: Whether thin frames stand around some characters, as around links.
     """
 
     above: float
@@ -194,6 +201,8 @@ class LineStyle:
     ink: int
     paper: int
     neighbours: bool
+    scripts: bool
+    frames: bool
 
     @classmethod
     def draw(cls, rng: Rng) -> LineStyle:
@@ -216,6 +225,8 @@ class LineStyle:
             ink=ink,
             paper=paper,
             neighbours=bool(rng.random() < 0.1),
+            scripts=bool(rng.random() < SCRIPTS_SHARE),
+            frames=bool(rng.random() < FRAMES_SHARE),
         )
 
     def height(self, font: ImageFont.FreeTypeFont) -> int:
@@ -264,7 +275,7 @@ def draw_line(
         text: What to draw.
         font: In which font.
         style: How.
-        rng: For what stands above and below.
+        rng: For what stands above and below, for scripts and frames.
 
     Returns:
         Grey values and the (len(text), 4) boxes of the characters in px.
@@ -276,15 +287,19 @@ def draw_line(
     image = Image.new("L", (natural, height), style.paper)
     pen = ImageDraw.Draw(image)
     top = round(full * style.above)
-    edges = _edges(text, font, full * style.left / style.spread, full * style.gap / style.spread)
-    for start, word in _words(text):
-        pen.text((edges[start], top), word, font=font, fill=style.ink)
+    runs = _runs(text, font, rng, scripts=style.scripts)
+    space = font.getlength(" ") + full * style.gap / style.spread
+    edges = _edges(len(text), runs, full * style.left / style.spread, space)
+    for run in runs:
+        pen.text((edges[run.start], top + run.drop), run.text, font=run.font, fill=style.ink)
     rows = _tight_rows(np.asarray(image), style)
     if style.neighbours:
         order = "".join(rng.permutation(list(text)))
         step = round(full * float(rng.uniform(0.95, 1.1)))
         for offset in (-step, step):
             pen.text((edges[0], top + offset), order, font=font, fill=style.ink)
+    if style.frames:
+        _draw_frames(pen, runs, edges, top, style, rng)
     image = image.crop((0, rows.start, natural, rows.stop))
     width = max(1, round(natural * style.spread))
     if width != natural:
@@ -296,23 +311,73 @@ def draw_line(
     return np.asarray(image), boxes
 
 
-def _edges(text: str, font: ImageFont.FreeTypeFont, left: float, gap: float) -> FloatArray:
-    """Return the (len(text) + 1,) borders between the characters in px."""
-    edges = np.empty(len(text) + 1)
-    x, space = left, font.getlength(" ") + gap
-    for start, word in _words(text):
-        end = start + len(word)
-        edges[start : end + 1] = [x + font.getlength(word[:i]) for i in range(len(word) + 1)]
-        x = edges[end] + space
+class _Run(NamedTuple):
+    """Characters of one word that are drawn together, ``drop`` px lower than the line."""
+
+    start: int
+    text: str
+    font: ImageFont.FreeTypeFont
+    drop: float
+
+
+def _runs(text: str, font: ImageFont.FreeTypeFont, rng: Rng, *, scripts: bool) -> list[_Run]:
+    """Split a text into words, and with ``scripts`` the ends of some words off them."""
+    runs, start = [], 0
+    for word in text.split(" "):
+        cut = len(word)
+        if scripts and cut > 1 and rng.random() < 0.4:
+            cut -= int(rng.integers(1, min(cut, 5)))
+        runs.append(_Run(start, word[:cut], font, 0.0))
+        if cut < len(word):
+            small = font.font_variant(size=max(6, round(font.size * rng.uniform(0.58, 0.75))))
+            ascent, lower = font.getmetrics()[0], small.getmetrics()[0]
+            # Raised, the tops of the capitals are about level; lowered, the base sinks a little.
+            raised = rng.uniform(-0.02, 0.1) * ascent
+            lowered = ascent - lower + rng.uniform(0.08, 0.2) * ascent
+            drop = raised if rng.random() < 0.5 else lowered
+            runs.append(_Run(start + cut, word[cut:], small, round(float(drop))))
+        start += len(word) + 1
+    return runs
+
+
+def _edges(length: int, runs: Sequence[_Run], left: float, space: float) -> FloatArray:
+    """Return the (length + 1,) borders between the characters of a line in px."""
+    edges = np.empty(length + 1)
+    x, end = left, 0
+    for run in runs:
+        if run.start > end:
+            x += space
+        end = run.start + len(run.text)
+        edges[run.start : end + 1] = [
+            x + run.font.getlength(run.text[:i]) for i in range(len(run.text) + 1)
+        ]
+        x = edges[end]
     return edges
 
 
-def _words(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the words of a text and where each starts."""
-    start = 0
-    for word in text.split(" "):
-        yield start, word
-        start += len(word) + 1
+def _draw_frames(
+    pen: ImageDraw.ImageDraw,
+    runs: Sequence[_Run],
+    edges: FloatArray,
+    top: int,
+    style: LineStyle,
+    rng: Rng,
+) -> None:
+    """Draw thin frames around a few characters of one to three words."""
+    width = 1 if rng.random() < 0.6 else 2
+    colour = int(rng.integers(style.ink, (style.ink + 2 * style.paper) // 3 + 1))
+    for _ in range(int(rng.integers(1, 4))):
+        run = runs[int(rng.integers(len(runs)))]
+        first = int(rng.integers(len(run.text)))
+        last = int(rng.integers(first, len(run.text)))
+        left, ink_top, right, ink_bottom = run.font.getbbox(run.text[first : last + 1])
+        air_x, air_y = rng.uniform(0.0, 0.12, 2) * run.font.size
+        x, y = edges[run.start + first], top + run.drop
+        pen.rectangle(
+            (x + min(left, 0) - air_x - width, y + ink_top - air_y - width,
+             x + right + air_x + width, y + ink_bottom + air_y + width),
+            outline=colour, width=width,
+        )  # fmt: skip
 
 
 def _tight_rows(gray: Gray, style: LineStyle) -> slice:

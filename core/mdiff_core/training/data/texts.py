@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,7 +28,21 @@ logger = logging.getLogger(__name__)
 Rng = np.random.Generator
 
 PUNCTUATION = ".,;:!?-()'\"/&%$#@*+=<>[]{}_\\|^~`"
-_ACCENTED = "àáâãäåæçèéêëìíîïñòóôõöøùúûüýÿœßšžčćđłńśźżąęőűřůťďňěÀÁÂÄÅÆÇÈÉÊËÍÎÑÓÔÖØÚÛÜŒŠŽČŁŚŻ"
+_ACCENTED = "àáâãäåæçèéêëìíîïñòóôõöøùúûüýÿœßšžčćđłńśźżąęőűřůťďňěÀÁÂÄÅÆÇÈÉÊËÍÎÑÓÔÖØÚÛÜŒŠŽČĆŁŃŚŹŻÝ"
+_BASES = {"æ": "a", "Æ": "A", "œ": "o", "Œ": "O", "ø": "o", "Ø": "O", "ß": "s", "đ": "d", "ł": "l",
+          "Ł": "L"}  # fmt: skip
+
+
+def _accented_variants() -> dict[str, str]:
+    """Return the accented letters of each plain one."""
+    variants: dict[str, str] = {}
+    for char in _ACCENTED:
+        base = _BASES.get(char) or unicodedata.normalize("NFD", char)[0]
+        variants[base] = variants.get(base, "") + char
+    return variants
+
+
+_VARIANTS = _accented_variants()
 _TYPOGRAPHIC = "“”‘’–—…•§°€£©®«»×±"
 _GREEK = "αβγδεζηθικλμνξοπρστυφχψωςάέήίόύώ"
 _CYRILLIC = "абвгдежзийклмнопрстуфхцчшщъыьэюя"
@@ -309,22 +324,15 @@ def _cells_maker(rng: Rng, _: Sequence[str]) -> Maker:
     return make
 
 
-def _mixed_with(extra: str) -> Callable[[Rng, Sequence[str]], Maker]:
-    """Latin words in which some letters are replaced by those of ``extra``."""
+def _accents_maker(rng: Rng, words: Sequence[str]) -> Maker:
+    """Latin words in which letters carry accents: few in some texts, a quarter in others."""
+    plain, share = _words_maker(rng, words), rng.uniform(0.03, 0.4)
 
-    def build(rng: Rng, words: Sequence[str]) -> Maker:
-        plain = _words_maker(rng, words)
+    def accented(char: str) -> str:
+        variants = _VARIANTS.get(char, "")
+        return str(rng.choice(list(variants))) if variants and rng.random() < share else char
 
-        def make() -> str:
-            letters = [
-                str(rng.choice(list(extra))) if c.isalpha() and rng.random() < 0.2 else c
-                for c in plain()
-            ]
-            return "".join(letters)
-
-        return make
-
-    return build
+    return lambda: "".join(accented(char) for char in plain())
 
 
 def _typographic_maker(rng: Rng, words: Sequence[str]) -> Maker:
@@ -365,7 +373,7 @@ KINDS: Mapping[str, Callable[[Rng, Sequence[str]], Maker]] = {
     "confusable": _confusable_maker,
     "code": _code_maker,
     "cells": _cells_maker,
-    "accents": _mixed_with(_ACCENTED),
+    "accents": _accents_maker,
     "typographic": _typographic_maker,
     "greek": _script(_GREEK),
     "cyrillic": _script(_CYRILLIC),
