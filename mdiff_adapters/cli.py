@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mdiff_adapters.commands_train import (
+    average_command,
     eval_command,
     label_command,
     mine_command,
@@ -58,6 +59,7 @@ app = typer.Typer(
     help="Read documents by block diffusion.",
 )
 app.command("train")(train_command)
+app.command("average")(average_command)
 app.command("mine")(mine_command)
 app.command("label")(label_command)
 app.command("eval")(eval_command)

@@ -17,7 +17,7 @@ from mdiff_adapters.exits import WRONG_USAGE, exit_code
 if TYPE_CHECKING:
     from mdiff_adapters.engines import DecodeConfig, Engine
 
-__all__ = ["eval_command", "label_command", "mine_command", "train_command"]
+__all__ = ["average_command", "eval_command", "label_command", "mine_command", "train_command"]
 
 _DEVICE = typer.Option(help="auto, cpu, cuda, cuda:1, mps.")
 _DTYPE = typer.Option(help="auto, bf16, fp16, fp32.")
@@ -113,6 +113,32 @@ def _show_progress(record: Mapping[str, Any]) -> None:
     else:
         text = f"ended at step {record['step']} after {record['minutes']} min"
     typer.echo(text, err=True)
+
+
+def average_command(
+    parts: Annotated[
+        list[str],
+        typer.Argument(help="Checkpoints of one shape, each NAME or NAME=WEIGHT (else 1)."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp16, fp32.")] = "bf16",
+) -> None:
+    """Average checkpoints that were trained from the same weights."""
+    with _reported():
+        from mdiff_core.training import average_checkpoints
+
+        average_checkpoints([_weighted(part) for part in parts], output, dtype=dtype)
+        typer.echo(f"{len(parts)} checkpoints averaged: {output}")
+
+
+def _weighted(part: str) -> tuple[str, float]:
+    name, equals, weight = part.rpartition("=")
+    if not equals:
+        return part, 1.0
+    try:
+        return name, float(weight)
+    except ValueError:
+        raise ConfigError(f"{part}: {weight!r} is no weight", hint="NAME=0.5") from None
 
 
 def mine_command(

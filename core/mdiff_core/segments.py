@@ -37,6 +37,8 @@ INK_SHARE = 0.3
 """The same as a share of the line's own contrast, which decides on pale lines."""
 FLAT_LEVELS = 4
 """A line whose grey values differ by no more than this holds no ink."""
+EVEN_SHARES = (1.05, 1.15, 1.25)
+"""Longest pieces that are tried for a line of several, as multiples of their mean length."""
 MAX_AIR_PX = 48
 """Ink-free width kept before a piece; more would push its text away from the trained place."""
 MAX_GAP_PX = 48
@@ -91,7 +93,8 @@ def cut_line(
 ) -> list[Piece]:
     """Scale one upright text line and cut it at word gaps into pieces that fit the canvas.
 
-    Gaps wider than :data:`MAX_GAP_PX` are narrowed to that. The cut lies in the middle of the
+    Gaps wider than :data:`MAX_GAP_PX` are narrowed to that. A line takes as few pieces as the
+    canvas allows, of about equal length. A cut lies in the middle of the
     widest ink-free run of the cut zone (the last of several equally wide ones). Where no run is
     wide enough, it goes through the column with least ink.
 
@@ -100,8 +103,8 @@ def cut_line(
             below the descenders.
         segment_px: Width and height of the canvas in px.
         stretch: Horizontal stretch relative to the scaled height.
-        max_piece_px: Longest piece, stretched, at most (and by default) what the canvas holds with
-            its margins: 880 px of 896.
+        max_piece_px: Longest piece, stretched, at most what the canvas holds with its margins (880
+            px of 896); each piece is then as long as it can be, not as long as the others.
         min_gap_px: Least width of a word gap, stretched.
 
     Returns:
@@ -117,30 +120,54 @@ def cut_line(
         )
     canvas_width, height = segment_px
     room = canvas_width - LEFT_MARGIN_PX - RIGHT_MARGIN_PX
-    limit = room if max_piece_px is None else min(max_piece_px, room)
     width = max(1, round(gray.shape[1] * height / gray.shape[0] * stretch))
     line = np.asarray(Image.fromarray(gray).resize((width, height), Image.Resampling.BICUBIC))
     background = float(np.median(line))
     ink = ink_columns(line, background)
     columns = _narrow_gaps(ink)
-    line, ink, width = line[:, columns], ink[columns], len(columns)
+    line, ink = line[:, columns], ink[columns]
 
-    pieces: list[Piece] = []
+    def cut(limit: int) -> list[tuple[int, int, bool]]:
+        return _cut_spans(line, ink, background, limit, min_gap_px)
+
+    if max_piece_px is not None:
+        spans = cut(min(max_piece_px, room))
+    else:
+        spans = cut(room)
+        # A long piece and a remnant are read worse, and in more forwards, than two of one length.
+        total = sum(end - start for start, end, _ in spans)
+        for share in EVEN_SHARES if len(spans) > 1 else ():
+            limit = round(total / len(spans) * share)
+            if limit < room and len(even := cut(limit)) == len(spans):
+                spans = even
+                break
+    return [
+        Piece(line[:, start:end], round(background), columns[start:end], after_gap)
+        for start, end, after_gap in spans
+    ]
+
+
+def _cut_spans(
+    line: Gray,
+    ink: npt.NDArray[np.bool_],
+    background: float,
+    limit: int,
+    min_gap_px: int,
+) -> list[tuple[int, int, bool]]:
+    """Return (start, end, after_gap) of pieces of at most ``limit`` columns, left to right."""
+    spans: list[tuple[int, int, bool]] = []
+    ink_at = np.flatnonzero(ink)
     start, after_gap = 0, False
-    while start < width:
-        ink_at = np.flatnonzero(ink[start:])
-        if not ink_at.size:
-            break
-        start += max(0, int(ink_at[0]) - MAX_AIR_PX)
-        last_ink = int(np.flatnonzero(ink)[-1])
+    while (following := int(np.searchsorted(ink_at, start))) < len(ink_at):
+        start = max(start, int(ink_at[following]) - MAX_AIR_PX)
         # What follows the last ink may be as long as it likes: it is cut off, not read.
-        if min(width, last_ink + 1) - start <= limit:
-            end, gap_follows = min(width, start + limit), False
+        if int(ink_at[-1]) + 1 - start <= limit:
+            end, gap_follows = min(len(ink), start + limit), False
         else:
             end, gap_follows = _cut_column(line, ink, background, start, limit, min_gap_px)
-        pieces.append(Piece(line[:, start:end], round(background), columns[start:end], after_gap))
+        spans.append((start, end, after_gap))
         start, after_gap = end, gap_follows
-    return pieces
+    return spans
 
 
 def _narrow_gaps(ink: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:

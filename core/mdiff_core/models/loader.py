@@ -170,7 +170,12 @@ def named_tensors(model: MinerUDiffusion) -> Iterator[tuple[str, Tensor]]:
 def save_weights(model: MinerUDiffusion, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write ``model.safetensors`` in the released format."""
     tensors = {name: value.to("cpu", dtype).contiguous() for name, value in named_tensors(model)}
-    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+    path = folder / SINGLE
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    # It is written as a private temporary file; others may read it as they may any new file.
+    path.chmod(mode)
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:

@@ -13,14 +13,24 @@ from typing import TYPE_CHECKING, Any
 from mdiff_core.training.config import TrainConfig, load_config
 
 if TYPE_CHECKING:
+    from mdiff_core.training.averaging import average_checkpoints
     from mdiff_core.training.curriculum import consistency, mine
     from mdiff_core.training.trainer import Trainer, train
 
-__all__ = ["TrainConfig", "Trainer", "consistency", "load_config", "mine", "train"]
+__all__ = [
+    "TrainConfig",
+    "Trainer",
+    "average_checkpoints",
+    "consistency",
+    "load_config",
+    "mine",
+    "train",
+]
 
 _HOMES = {
     "Trainer": "trainer",
     "train": "trainer",
+    "average_checkpoints": "averaging",
     "consistency": "curriculum",
     "mine": "curriculum",
 }

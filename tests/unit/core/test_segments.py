@@ -40,9 +40,12 @@ def test_prepared_pieces_are_pixel_equal_to_the_recorded_ones(shared_dir: Path) 
         # One text may stand on several lines; one of them is the recorded one.
         for file in files[run["line"]]:
             gray = np.asarray(Image.open(shared_dir / "lines" / file).convert("L"))
-            pieces = prepare_line(gray, **CANVAS)
+            # Recorded before pieces of a line were made equally long.
+            pieces = cut_line(gray, **CANVAS, max_piece_px=880)
             if number < len(pieces):
-                own = np.asarray(pieces[number][0]).astype(int)
+                own = np.asarray(
+                    prepare_piece(pieces[number], segment_px=CANVAS["segment_px"])
+                ).astype(int)
                 differences.append(int(np.abs(own - recorded).max()))
         assert min(differences) == 0, run["image"]
 
@@ -63,6 +66,17 @@ def test_a_long_line_is_cut_in_the_middle_of_its_widest_gap() -> None:
     assert first.pixels.shape[1] == pytest.approx(cut, abs=2)
     assert (first.after_gap, second.after_gap) == (False, True)
     assert first.pixels.shape[1] + second.pixels.shape[1] == round(gray.shape[1] * 2.4)
+
+
+def test_pieces_of_a_line_are_about_equally_long() -> None:
+    # 12 words of 32 px, 77 stretched, and gaps of 29: ten fit the canvas, two would be left over.
+    gray = line(*[(32, 12)] * 12)
+    lengths = [piece.pixels.shape[1] for piece in cut_line(gray, **CANVAS)]
+    assert len(lengths) == 2
+    assert max(lengths) - min(lengths) < 110
+    longest = [piece.pixels.shape[1] for piece in cut_line(gray, **CANVAS, max_piece_px=880)]
+    assert len(longest) == 2 and max(longest) - min(longest) > 300
+    assert sum(lengths) == sum(longest)
 
 
 def test_ink_without_a_gap_is_cut_through_and_joined_without_a_space() -> None:
