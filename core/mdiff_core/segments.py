@@ -94,9 +94,9 @@ def cut_line(
     """Scale one upright text line and cut it at word gaps into pieces that fit the canvas.
 
     Gaps wider than :data:`MAX_GAP_PX` are narrowed to that. A line takes as few pieces as the
-    canvas allows, of about equal length. A cut lies in the middle of the
-    widest ink-free run of the cut zone (the last of several equally wide ones). Where no run is
-    wide enough, it goes through the column with least ink.
+    canvas allows, of about equal length. A cut lies in the middle of the widest ink-free run of the
+    cut zone (the last of several equally wide ones). Where no run is wide enough, it goes through
+    the column with least ink.
 
     Args:
         gray: Grey values of the line, height x width, uint8; from just above the ascenders to just
@@ -127,18 +127,14 @@ def cut_line(
     columns = _narrow_gaps(ink)
     line, ink = line[:, columns], ink[columns]
 
-    def cut(limit: int) -> list[tuple[int, int, bool]]:
-        return _cut_spans(line, ink, background, limit, min_gap_px)
-
-    if max_piece_px is not None:
-        spans = cut(min(max_piece_px, room))
-    else:
-        spans = cut(room)
+    longest = room if max_piece_px is None else min(max_piece_px, room)
+    spans = _cut_spans(line, ink, background, longest, min_gap_px)
+    if max_piece_px is None and len(spans) > 1:
         # A long piece and a remnant are read worse, and in more forwards, than two of one length.
-        total = sum(end - start for start, end, _ in spans)
-        for share in EVEN_SHARES if len(spans) > 1 else ():
-            limit = round(total / len(spans) * share)
-            if limit < room and len(even := cut(limit)) == len(spans):
+        mean = sum(end - start for start, end, _ in spans) / len(spans)
+        for limit in (round(mean * share) for share in EVEN_SHARES if mean * share < room):
+            even = _cut_spans(line, ink, background, limit, min_gap_px)
+            if len(even) == len(spans):
                 spans = even
                 break
     return [

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from mdiff_core.checkpoint import resolve_checkpoint
 from mdiff_core.models.config import ModelConfig
-from mdiff_core.models.loader import INDEX, SINGLE, tensor_map
+from mdiff_core.models.loader import INDEX, SINGLE, tensor_map, write_tensors
 from mdiff_core.models.mineru import MinerUDiffusion
 
 SMALL_TEXT = {
@@ -111,14 +110,14 @@ def write_random_checkpoint(
 
 def _save(folder: Path, tensors: dict[str, torch.Tensor], num_shards: int) -> None:
     if num_shards == 1:
-        save_file(tensors, folder / SINGLE)
+        write_tensors(tensors, folder / SINGLE)
         return
     weight_map = {}
     names = list(tensors)
     for shard in range(num_shards):
         file = f"model-{shard + 1:05d}-of-{num_shards:05d}.safetensors"
         part = {name: tensors[name] for name in names[shard::num_shards]}
-        save_file(part, folder / file)
+        write_tensors(part, folder / file)
         weight_map.update(dict.fromkeys(part, file))
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
 

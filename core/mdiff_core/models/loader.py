@@ -170,11 +170,15 @@ def named_tensors(model: MinerUDiffusion) -> Iterator[tuple[str, Tensor]]:
 def save_weights(model: MinerUDiffusion, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write ``model.safetensors`` in the released format."""
     tensors = {name: value.to("cpu", dtype).contiguous() for name, value in named_tensors(model)}
-    path = folder / SINGLE
+    write_tensors(tensors, folder / SINGLE)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that others may read as they may any new file."""
     path.touch()
     mode = path.stat().st_mode
+    # It is written as a private temporary file, and takes the place of the other.
     save_file(tensors, path, metadata={"format": "pt"})
-    # It is written as a private temporary file; others may read it as they may any new file.
     path.chmod(mode)
 
 

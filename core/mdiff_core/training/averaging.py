@@ -6,6 +6,7 @@ than each of them, at the cost of none. Source: model soups, arXiv 2203.05482.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,13 +41,13 @@ def average_checkpoints(
         CheckpointError: If one cannot be read, or has other shapes than the first.
         ConfigError: If there is none, or a weight is not above 0.
     """
-    if not parts or any(not weight > 0 for _, weight in parts):
+    if not parts or not all(0 < weight < math.inf for _, weight in parts):
         raise ConfigError("an average takes one or more checkpoints, each with a weight above 0")
     total = sum(weight for _, weight in parts)
     (first, weight), cpu = parts[0], torch.device("cpu")
     folder = resolve_checkpoint(first)
     config = ModelConfig.from_folder(folder)
-    mean = load_model(folder, config, device=cpu, dtype=torch.float32).requires_grad_(False)
+    mean = load_model(folder, config, device=cpu, dtype=torch.float32)
     values = dict(mean.named_parameters())
     for value in values.values():
         value.mul_(weight / total)
@@ -57,6 +58,6 @@ def average_checkpoints(
             raise CheckpointError(f"{name} has other shapes than {first}: no average of them")
         model = load_model(folder, other, device=cpu, dtype=torch.float32)
         for key, value in model.named_parameters():
-            values[key].add_(value.detach(), alpha=weight / total)
+            values[key].add_(value, alpha=weight / total)
     export_checkpoint(mean, output, ModelSettings(base=first), choose_dtype(dtype, cpu))
     return output

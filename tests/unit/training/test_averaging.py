@@ -61,7 +61,8 @@ def test_what_cannot_be_averaged_is_refused(parts: tuple[Path, Path], tmp_path: 
     out = tmp_path / "mean"
     with pytest.raises(CheckpointError, match="tiny has other shapes than"):
         average_checkpoints([(str(parts[0]), 1), ("tiny", 1)], out)
-    for bad in ([], [(str(parts[0]), 0.0)], [(str(parts[0]), float("nan"))]):
+    for bad in ([], [(str(parts[0]), 0.0)], [(str(parts[0]), float("nan"))],
+                [(str(parts[0]), float("inf"))]):  # fmt: skip
         with pytest.raises(ConfigError, match="weight above 0"):
             average_checkpoints(bad, out)
     result = CliRunner().invoke(app, ["average", f"{parts[0]}=much", "-o", str(out)])

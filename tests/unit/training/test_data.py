@@ -122,6 +122,7 @@ def test_scripts_are_smaller_and_raised_or_lowered() -> None:
     font = font_set((), ()).fonts[0].at(40)
     text = " ".join(["H" * 6] * 4)
     flat, flat_boxes = draw_line(text, font, plain_style(), generator(0))
+    full = np.flatnonzero((flat[:, : round(flat_boxes[1, 0])] < 128).any(axis=1))
     seen = set()
     for seed in range(8):
         gray, boxes = draw_line(text, font, plain_style(scripts=True), generator(seed))
@@ -133,7 +134,6 @@ def test_scripts_are_smaller_and_raised_or_lowered() -> None:
                 continue
             columns = gray[:, round(boxes[i, 0]) : round(boxes[i, 2])]
             ink = np.flatnonzero((columns < 128).any(axis=1))
-            full = np.flatnonzero((flat[:, : round(flat_boxes[1, 0])] < 128).any(axis=1))
             if len(ink) < 0.85 * len(full):
                 seen.add("raised" if ink[-1] < full[-1] - 3 else "lowered")
                 assert boxes[i, 2] - boxes[i, 0] < 0.8 * (flat_boxes[0, 2] - flat_boxes[0, 0])
