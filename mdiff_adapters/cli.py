@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mdiff_adapters.commands_train import (
+    add_characters_command,
     average_command,
     eval_command,
     label_command,
@@ -60,6 +61,7 @@ app = typer.Typer(
 )
 app.command("train")(train_command)
 app.command("average")(average_command)
+app.command("add-characters")(add_characters_command)
 app.command("mine")(mine_command)
 app.command("label")(label_command)
 app.command("eval")(eval_command)

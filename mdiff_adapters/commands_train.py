@@ -1,4 +1,4 @@
-"""Commands ``train``, ``mine``, ``label`` and ``eval``. Loads no torch before one of them runs."""
+"""Commands that train and judge checkpoints. Loads no torch before one of them runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from mdiff_adapters.exits import WRONG_USAGE, exit_code
 if TYPE_CHECKING:
     from mdiff_adapters.engines import DecodeConfig, Engine
 
-__all__ = ["average_command", "eval_command", "label_command", "mine_command", "train_command"]
+__all__ = [
+    "add_characters_command",
+    "average_command",
+    "eval_command",
+    "label_command",
+    "mine_command",
+    "train_command",
+]
 
 _DEVICE = typer.Option(help="auto, cpu, cuda, cuda:1, mps.")
 _DTYPE = typer.Option(help="auto, bf16, fp16, fp32.")
@@ -129,6 +136,24 @@ def average_command(
 
         average_checkpoints([_weighted(part) for part in parts], output, dtype=dtype)
         typer.echo(f"{len(parts)} checkpoints averaged: {output}")
+
+
+def add_characters_command(
+    base: Annotated[str, typer.Argument(help="Checkpoint: name or folder.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    characters: Annotated[
+        str | None,
+        typer.Option(help="The characters; else accented Latin letters and typographic signs."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp16, fp32.")] = "bf16",
+) -> None:
+    """Give characters that take several tokens one of their own, to be trained then."""
+    with _reported():
+        from mdiff_core.training import add_characters
+        from mdiff_core.training.data.texts import LATIN_CHARACTERS
+
+        wanted = LATIN_CHARACTERS if characters is None else characters
+        typer.echo(f"written: {add_characters(base, wanted, output, dtype=dtype)}")
 
 
 def _weighted(part: str) -> tuple[str, float]:

@@ -161,6 +161,8 @@ class Capabilities:
             a fixed canvas.
         segment_px: Width and height in px of that canvas; only with ``segment``.
         stretch: Horizontal stretch of a piece relative to its height; only with ``segment``.
+        line_air: Air kept above and below the ink of a line before it is scaled, as a share of the
+            ink's height; only with ``segment``. None takes crops as they are.
         max_tokens: Limit of tokens by task where it differs from the reference's.
     """
 
@@ -168,6 +170,7 @@ class Capabilities:
     text_unit: Literal["region", "segment"] = "region"
     segment_px: tuple[int, int] | None = None
     stretch: float = 1.0
+    line_air: float | None = None
     max_tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -179,6 +182,11 @@ class Capabilities:
         check("tasks", set(self.tasks) <= set(TASKS), f"a list of {', '.join(TASKS)}")
         check("text_unit", self.text_unit in ("region", "segment"), "region or segment")
         check("stretch", _is_number(self.stretch) and self.stretch > 0, "> 0")
+        check(
+            "line_air",
+            self.line_air is None or (_is_number(self.line_air) and 0 <= self.line_air < 1),
+            "[0, 1)",
+        )
         if self.segment_px is not None:
             object.__setattr__(self, "segment_px", tuple(self.segment_px))
             sides = self.segment_px

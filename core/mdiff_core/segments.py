@@ -19,7 +19,7 @@ from PIL import Image
 
 from mdiff_core.errors import ImageError
 
-__all__ = ["Piece", "cut_line", "ink_columns", "prepare_line", "prepare_piece"]
+__all__ = ["Piece", "cut_line", "ink_columns", "prepare_line", "prepare_piece", "trim_rows"]
 
 Gray = npt.NDArray[np.uint8]
 
@@ -37,6 +37,14 @@ INK_SHARE = 0.3
 """The same as a share of the line's own contrast, which decides on pale lines."""
 FLAT_LEVELS = 4
 """A line whose grey values differ by no more than this holds no ink."""
+SMALL_LETTERS_SHARE = 0.45
+"""Ink of a row, relative to the fullest one, from which on it belongs to the small letters."""
+DESCENT_SHARE = 0.2
+"""Room kept below a line without descenders, as a share of its ink height, so that letters of one
+size come out at one size whatever word they stand in."""
+LEAST_KEPT = 0.45
+"""Share of the rows of a crop that trimming leaves at least. What would be less is a lone dash or
+dot, which must not be blown up to the height of a capital."""
 EVEN_SHARES = (1.05, 1.15, 1.25)
 """Longest pieces that are tried for a line of several, as multiples of their mean length."""
 MAX_AIR_PX = 48
@@ -64,6 +72,33 @@ class Piece:
     after_gap: bool = False
 
 
+def trim_rows(gray: Gray, air: float) -> slice:
+    """Return the rows of a line's crop that its letters need: their ink and a little air.
+
+    The canvas is a few px high, so rows without ink are paid for with the size of the letters.
+
+    Args:
+        gray: Grey values, height x width.
+        air: Rows kept above and below the ink, as a share of its height; below a line without
+            descenders :data:`DESCENT_SHARE`. Nothing is added where the crop has less.
+
+    Returns:
+        The rows; all of them where there is no ink or too little to go by.
+    """
+    height = gray.shape[0]
+    ink = _is_ink(gray, float(np.median(gray))).sum(axis=1)
+    rows = np.flatnonzero(ink)
+    if not rows.size:
+        return slice(0, height)
+    top, bottom = int(rows[0]), int(rows[-1]) + 1
+    baseline = int(np.flatnonzero(ink >= SMALL_LETTERS_SHARE * ink.max())[-1]) + 1
+    has_descenders = bottom - baseline > 0.1 * (bottom - top)
+    above = max(1, round(air * (bottom - top)))
+    below = above if has_descenders else max(1, round(DESCENT_SHARE * (bottom - top)))
+    kept = slice(max(0, top - above), min(height, bottom + below))
+    return kept if kept.stop - kept.start >= LEAST_KEPT * height else slice(0, height)
+
+
 def ink_columns(gray: Gray, background: float) -> npt.NDArray[np.bool_]:
     """Return for each column whether it holds ink: a pixel clearly unlike the background.
 
@@ -76,10 +111,14 @@ def ink_columns(gray: Gray, background: float) -> npt.NDArray[np.bool_]:
     Returns:
         Booleans, one a column.
     """
-    distance = np.abs(gray.astype(np.int16) - round(background)).max(axis=0)
+    return np.asarray(_is_ink(gray, background).any(axis=0))
+
+
+def _is_ink(gray: Gray, background: float) -> npt.NDArray[np.bool_]:
+    distance = np.abs(gray.astype(np.int16) - round(background))
     contrast = int(distance.max(initial=0))
     if contrast <= FLAT_LEVELS:
-        return np.zeros(gray.shape[1], dtype=bool)
+        return np.zeros(gray.shape, dtype=bool)
     return np.asarray(distance > min(INK_LEVELS, contrast * INK_SHARE), dtype=bool)
 
 
@@ -88,6 +127,7 @@ def cut_line(
     *,
     segment_px: tuple[int, int],
     stretch: float,
+    line_air: float | None = None,
     max_piece_px: int | None = None,
     min_gap_px: int = MIN_GAP_PX,
 ) -> list[Piece]:
@@ -103,6 +143,8 @@ def cut_line(
             below the descenders.
         segment_px: Width and height of the canvas in px.
         stretch: Horizontal stretch relative to the scaled height.
+        line_air: Air kept above and below the ink, see :func:`trim_rows`; None takes the crop as
+            it is.
         max_piece_px: Longest piece, stretched, at most what the canvas holds with its margins (880
             px of 896); each piece is then as long as it can be, not as long as the others.
         min_gap_px: Least width of a word gap, stretched.
@@ -118,6 +160,8 @@ def cut_line(
             f"a text line must be a grey uint8 image with pixels, got {gray.dtype} {gray.shape}",
             hint="convert the crop with PIL convert('L') and skip empty boxes",
         )
+    if line_air is not None:
+        gray = gray[trim_rows(gray, line_air)]
     canvas_width, height = segment_px
     room = canvas_width - LEFT_MARGIN_PX - RIGHT_MARGIN_PX
     width = max(1, round(gray.shape[1] * height / gray.shape[0] * stretch))
@@ -217,7 +261,7 @@ def prepare_piece(piece: Piece, *, segment_px: tuple[int, int]) -> Image.Image:
 
 
 def prepare_line(
-    gray: Gray, *, segment_px: tuple[int, int], stretch: float
+    gray: Gray, *, segment_px: tuple[int, int], stretch: float, line_air: float | None = None
 ) -> list[tuple[Image.Image, bool]]:
     """Return the images of a line's pieces, each with whether a space precedes its text.
 
@@ -225,6 +269,7 @@ def prepare_line(
         gray: Grey values of the line as for :func:`cut_line`.
         segment_px: Width and height of the canvas in px.
         stretch: Horizontal stretch.
+        line_air: Air kept above and below the ink, or None.
 
     Returns:
         RGB images of ``segment_px`` from left to right; none where the line holds no ink.
@@ -232,5 +277,5 @@ def prepare_line(
     Raises:
         ImageError: If the line has no pixels or is not a grey image.
     """
-    pieces = cut_line(gray, segment_px=segment_px, stretch=stretch)
+    pieces = cut_line(gray, segment_px=segment_px, stretch=stretch, line_air=line_air)
     return [(prepare_piece(p, segment_px=segment_px), p.after_gap) for p in pieces]

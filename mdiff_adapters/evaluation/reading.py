@@ -162,7 +162,9 @@ def _prepare(crop: Crop, unit: Capabilities) -> tuple[list[Image.Image], list[bo
     if unit.segment_px is None or crop.task != "text":
         return [crop.image], [False]
     gray = np.asarray(crop.image.convert("L"))
-    pieces = prepare_line(gray, segment_px=unit.segment_px, stretch=unit.stretch)
+    pieces = prepare_line(
+        gray, segment_px=unit.segment_px, stretch=unit.stretch, line_air=unit.line_air
+    )
     return [image for image, _ in pieces], [gap for _, gap in pieces]
 
 

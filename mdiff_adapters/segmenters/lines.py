@@ -257,6 +257,9 @@ def _ask(engine: Engine, plans: Sequence[_Page]) -> dict[str, Answer]:
 def _read_again(plans: Sequence[_Page], engine: Engine, decode: DecodeConfig) -> None:
     """Read doubtful lines once more with more air around them; the surer reading stays."""
     seconds: list[tuple[_Line, _Line]] = []
+    capabilities = engine.capabilities
+    if capabilities.line_air is not None:
+        capabilities = replace(capabilities, line_air=capabilities.line_air + SECOND_AIR)
     for plan in plans:
         plan.requests = []
         for order, line in enumerate(plan.lines):
@@ -267,7 +270,7 @@ def _read_again(plans: Sequence[_Page], engine: Engine, decode: DecodeConfig) ->
             gray = np.pad(line.crop.gray, air, constant_values=paper)
             again = _Line(replace(line.crop, gray=gray), line.angle, line.box_px)
             plan.requests += _requests(
-                plan.page, order, again, engine.capabilities, decode, name=f"l{order}again"
+                plan.page, order, again, capabilities, decode, name=f"l{order}again"
             )
             seconds.append((line, again))
     answers = _ask(engine, plans)
@@ -363,7 +366,10 @@ def _requests(
         images = [(Image.fromarray(line.crop.gray).convert("RGB"), False)]
     else:
         images = prepare_line(
-            line.crop.gray, segment_px=capabilities.segment_px, stretch=capabilities.stretch
+            line.crop.gray,
+            segment_px=capabilities.segment_px,
+            stretch=capabilities.stretch,
+            line_air=capabilities.line_air,
         )
     for number, (image, after_gap) in enumerate(images):
         piece = f"p{page.index}{name}s{number}"

@@ -21,7 +21,7 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 from torch.nn import functional as F
 
-from mdiff_core import DecodeConfig, DecodeRequest, Engine
+from mdiff_core import Capabilities, DecodeConfig, DecodeRequest, Engine
 from mdiff_core.checkpoint import resolve_checkpoint
 from mdiff_core.engine import choose_device, choose_dtype
 from mdiff_core.imaging import Patches, to_patches
@@ -40,17 +40,21 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9, 0.95, 0.99)
 class Lines:
     """Prepared pieces of every ``step``-th line, and the score of their texts."""
 
-    def __init__(
-        self, folder: Path, step: int, segment_px: tuple[int, int], stretch: float
-    ) -> None:
+    def __init__(self, folder: Path, step: int, capabilities: Capabilities) -> None:
         entries = json.loads((folder / "lines.json").read_text(encoding="utf-8"))[::step]
         self.truths = [entry["text"] for entry in entries]
+        assert capabilities.segment_px is not None
         self.pieces: list[Image.Image] = []
         self.layout: list[list[bool]] = []
         for entry in entries:
             with Image.open(folder / entry["file"]) as image:
                 gray = np.asarray(image.convert("L"))
-            prepared = prepare_line(gray, segment_px=segment_px, stretch=stretch)
+            prepared = prepare_line(
+                gray,
+                segment_px=capabilities.segment_px,
+                stretch=capabilities.stretch,
+                line_air=capabilities.line_air,
+            )
             self.pieces += [piece for piece, _ in prepared]
             self.layout.append([after_gap for _, after_gap in prepared])
 
@@ -158,7 +162,7 @@ def main() -> None:
     capabilities = config.capabilities
     if capabilities.segment_px is None:
         parser.error(f"{args.checkpoint} does not read pieces of lines")
-    lines = Lines(args.lines, args.step, capabilities.segment_px, capabilities.stretch)
+    lines = Lines(args.lines, args.step, capabilities)
     model = load_model(folder, config, device=device, dtype=dtype)
     codec = Codec.from_folder(folder, image_token_id=config.image_token_id)
     plain = PlainReader(model, codec, capabilities.limit("text"))

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from mdiff_core.training.averaging import average_checkpoints
     from mdiff_core.training.curriculum import consistency, mine
     from mdiff_core.training.trainer import Trainer, train
+    from mdiff_core.training.vocabulary import add_characters
 
 __all__ = [
     "TrainConfig",
     "Trainer",
+    "add_characters",
     "average_checkpoints",
     "consistency",
     "load_config",
@@ -30,6 +32,7 @@ __all__ = [
 _HOMES = {
     "Trainer": "trainer",
     "train": "trainer",
+    "add_characters": "vocabulary",
     "average_checkpoints": "averaging",
     "consistency": "curriculum",
     "mine": "curriculum",

@@ -58,7 +58,9 @@ def model_json(settings: ModelSettings, base: Path) -> dict[str, Any]:
         merged = {**raw.get("mdiff", {}), **settings.mdiff}
         if merged.get("text_unit") == "region":
             # What only pieces have goes with them.
-            merged = {k: v for k, v in merged.items() if k not in ("segment_px", "stretch")}
+            merged = {
+                k: v for k, v in merged.items() if k not in ("segment_px", "stretch", "line_air")
+            }
         raw["mdiff"] = merged
     return raw
 

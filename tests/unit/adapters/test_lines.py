@@ -353,7 +353,9 @@ def test_confidence_is_weighted_by_tokens() -> None:
     assert region.confidence == pytest.approx((0.5 + 3 * 1.0) / 4)
 
 
-def again(first: Answer, second: Answer) -> tuple[ParsedPage, list[Request]]:
+def again(
+    first: Answer, second: Answer, capabilities: Capabilities = SEGMENT
+) -> tuple[ParsedPage, list[Request]]:
     """Read two lines of which one is answered ``first``, then ``second`` if it is asked again."""
     image, boxes = draw((50, 50, "a doubtful line"), (50, 90, "a sure line"))
     asked: list[Request] = []
@@ -367,15 +369,19 @@ def again(first: Answer, second: Answer) -> tuple[ParsedPage, list[Request]]:
             else Answer(id=request.id, text="a sure line", confidence=0.999)
         )
 
-    return read(image, FixedDetector(*boxes), scripted(script)), asked
+    engine = ScriptedEngine(script, capabilities=capabilities)
+    return read(image, FixedDetector(*boxes), engine), asked
 
 
 DOUBTFUL = Answer(id="", text="a doubtfull line", confidence=0.9, num_tokens=16, num_forwards=5)
 SURE = Answer(id="", text="a doubtful line", confidence=0.99, num_tokens=15, num_forwards=3)
 
 
-def test_a_doubtful_line_is_read_again_with_more_air_and_the_surer_reading_stays() -> None:
-    page, asked = again(DOUBTFUL, SURE)
+@pytest.mark.parametrize("line_air", [None, 0.04])
+def test_a_doubtful_line_is_read_again_with_more_air_and_the_surer_reading_stays(
+    line_air: float | None,
+) -> None:
+    page, asked = again(DOUBTFUL, SURE, replace(SEGMENT, line_air=line_air))
     [region] = page.regions
     assert [line.text for line in region.lines] == ["a doubtful line", "a sure line"]
     assert region.lines[0].confidence == 0.99

@@ -58,7 +58,8 @@ def test_capabilities_of_the_embedded_checkpoint() -> None:
     config = ModelConfig.from_folder(resolve_checkpoint("tiny"))
     caps = config.capabilities
     assert (caps.tasks, caps.text_unit, caps.segment_px) == (("text",), "segment", (896, 28))
-    assert caps.stretch == 2.4
+    assert (caps.stretch, caps.line_air) == (2.4, 0.04)
+    assert Capabilities().line_air is None
     assert caps.limit("text") == 96
     assert Capabilities().limit("table") == 2048
     assert Capabilities().limit("formula") == 1024

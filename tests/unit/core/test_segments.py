@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mdiff_core.errors import ImageError
-from mdiff_core.segments import MAX_GAP_PX, cut_line, ink_columns, prepare_line, prepare_piece
+from mdiff_core.segments import (
+    MAX_GAP_PX,
+    cut_line,
+    ink_columns,
+    prepare_line,
+    prepare_piece,
+    trim_rows,
+)
 
 CANVAS: dict[str, Any] = {"segment_px": (896, 28), "stretch": 2.4}
 
@@ -162,3 +169,42 @@ def test_wide_gaps_are_narrowed_and_columns_tell_where_from() -> None:
     # A gap of the usual width stays as it is.
     [close] = cut_line(line((20, 15), (20, 5), height=28), **CANVAS)
     assert np.diff(close.columns).max() == 1
+
+
+def letters(top: int, bottom: int, *, descends: int = 0, height: int = 60) -> np.ndarray:
+    """A crop with a word between two rows, one stroke of it ``descends`` rows lower."""
+    gray = np.full((height, 200), 230, dtype=np.uint8)
+    gray[top:bottom, 20:180:4] = 20
+    gray[bottom : bottom + descends, 100:103] = 20
+    return gray
+
+
+def test_rows_are_trimmed_to_the_ink_and_a_little_air() -> None:
+    # 40 rows of ink with descenders: a tenth of it is kept on both sides.
+    assert trim_rows(letters(10, 42, descends=8), 0.1) == slice(6, 54)
+    # Without descenders a fifth is kept below, as far as the crop has it.
+    assert trim_rows(letters(10, 42), 0.1) == slice(7, 48)
+    assert trim_rows(letters(10, 56), 0.1) == slice(5, 60)
+    assert trim_rows(letters(0, 60), 0.1) == slice(0, 60)
+    # One row of soft edges stays even without any air.
+    assert trim_rows(letters(10, 42, descends=8), 0.0) == slice(9, 51)
+
+
+def test_light_text_on_dark_paper_is_trimmed_alike() -> None:
+    gray = letters(10, 42, descends=8)
+    assert trim_rows(255 - gray, 0.1) == trim_rows(gray, 0.1)
+
+
+def test_nothing_is_trimmed_where_there_is_too_little_to_go_by() -> None:
+    dash = np.full((60, 200), 255, dtype=np.uint8)
+    dash[30:34, 50:150] = 0
+    for gray in (dash, np.full((60, 200), 255, dtype=np.uint8)):
+        assert trim_rows(gray, 0.04) == slice(0, 60)
+
+
+def test_trimmed_letters_fill_the_canvas_whatever_the_crop() -> None:
+    loose, close = letters(20, 52, descends=8, height=80), letters(4, 36, descends=8, height=48)
+    [one], [other] = (cut_line(gray, **CANVAS, line_air=0.04) for gray in (loose, close))
+    np.testing.assert_array_equal(one.pixels, other.pixels)
+    [untrimmed] = cut_line(loose, **CANVAS)
+    assert one.pixels.shape[1] > 1.5 * untrimmed.pixels.shape[1]

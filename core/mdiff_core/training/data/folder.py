@@ -285,7 +285,12 @@ def split_line(gray: Gray, text: str, capabilities: Capabilities) -> list[tuple[
     """
     if capabilities.segment_px is None:
         raise ConfigError("only a checkpoint of unit segment reads pieces")
-    pieces = cut_line(gray, segment_px=capabilities.segment_px, stretch=capabilities.stretch)
+    pieces = cut_line(
+        gray,
+        segment_px=capabilities.segment_px,
+        stretch=capabilities.stretch,
+        line_air=capabilities.line_air,
+    )
     words = text.split()
     if len(pieces) == 1 and words:
         return [(pieces[0], " ".join(words))]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from mdiff_core.config import Capabilities
-from mdiff_core.segments import LEFT_MARGIN_PX, RIGHT_MARGIN_PX, cut_line, prepare_piece
+from mdiff_core.segments import LEFT_MARGIN_PX, RIGHT_MARGIN_PX, cut_line, prepare_piece, trim_rows
 from mdiff_core.training.config import require
 from mdiff_core.training.data.effects import GRADES, damage
 from mdiff_core.training.data.fonts import Font, FontSet, font_set
@@ -144,7 +144,8 @@ class LineSource:
         stretch = height * self._capabilities.stretch
 
         def too_long(text: str) -> bool:
-            return style.width(font, text) * stretch / style.crop_height(font, text) > room
+            rows = style.crop_height(font, text, self._capabilities.line_air)
+            return style.width(font, text) * stretch / rows > room
 
         words = text.split(" ")
         while len(words) > 1 and too_long(" ".join(words)):
@@ -158,6 +159,9 @@ class LineSource:
         unit = self._capabilities
         if unit.segment_px is None:
             return Image.fromarray(gray).convert("RGB"), boxes
+        if unit.line_air is not None:
+            rows = trim_rows(gray, unit.line_air)
+            gray, boxes = gray[rows], boxes - np.array([0, rows.start] * 2, np.float32)
         pieces = cut_line(gray, segment_px=unit.segment_px, stretch=unit.stretch)
         if len(pieces) != 1:
             return None
@@ -213,7 +217,7 @@ class LineStyle:
         above, below = rng.uniform(-0.08, 0.2, 2)
         left, right = rng.uniform(0.0, 0.45, 2)
         gap = float(rng.exponential(0.2)) if rng.random() < 0.3 else 0.0
-        tight = float(rng.uniform(0.02, 0.12)) if rng.random() < 0.35 else None
+        tight = float(rng.uniform(0.0, 0.1)) if rng.random() < 0.35 else None
         return cls(
             above=float(above),
             below=float(below),
@@ -234,15 +238,24 @@ class LineStyle:
         ascent, descent = font.getmetrics()
         return max(8, round((ascent + descent) * (1 + self.above + self.below)))
 
-    def crop_height(self, font: ImageFont.FreeTypeFont, text: str) -> float:
-        """Return at least how high in px the crop of a line with ``text`` is."""
+    def crop_height(
+        self, font: ImageFont.FreeTypeFont, text: str, line_air: float | None = None
+    ) -> float:
+        """Return about how high in px the crop of a line with ``text`` is: rarely less.
+
+        Args:
+            font: Its font.
+            text: Its text.
+            line_air: Air left where the crop is trimmed to its ink afterwards.
+        """
         height, offset = self.height(font), round(sum(font.getmetrics()) * self.above)
-        if self.tight is None:
+        if self.tight is None and line_air is None:
             return height
         _, top, _, bottom = font.getbbox(text)
         ink = min(height, bottom + offset) - max(0, top + offset)
         # A row less, since what is drawn in halves between two rows may be too pale to count.
-        return ink - 1 if ink >= MIN_TIGHT * height else height
+        least = ink - 1 if line_air is None else min(height, ink * (1 + line_air))
+        return least if ink >= MIN_TIGHT * height else height
 
     def width(self, font: ImageFont.FreeTypeFont, text: str) -> float:
         """Return the width in px of a line with ``text``."""

@@ -21,7 +21,7 @@ import numpy as np
 from mdiff_core.config import suggest
 from mdiff_core.errors import ConfigError
 
-__all__ = ["KINDS", "TextMix", "corpus_of", "prose_words"]
+__all__ = ["KINDS", "LATIN_CHARACTERS", "TextMix", "corpus_of", "prose_words"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +29,15 @@ Rng = np.random.Generator
 
 PUNCTUATION = ".,;:!?-()'\"/&%$#@*+=<>[]{}_\\|^~`"
 _ACCENTED = "àáâãäåæçèéêëìíîïñòóôõöøùúûüýÿœßšžčćđłńśźżąęőűřůťďňěÀÁÂÄÅÆÇÈÉÊËÍÎÑÓÔÖØÚÛÜŒŠŽČĆŁŃŚŹŻÝ"
-_BASES = {"æ": "a", "Æ": "A", "œ": "o", "Œ": "O", "ø": "o", "Ø": "O", "ß": "s", "đ": "d", "ł": "l",
-          "Ł": "L"}  # fmt: skip
+_RARELY_ACCENTED = "ğışșțăāēīūļņķģįųėðþľĺŕÃÌÏÒÕÙĐĄĘŐŰŘŮŤĎŇĚĞİŞȘȚĂĀĒĪŪĻŅĶĢĮŲĖÐÞĽĹŔ"
+_BASES = {"æ": "a", "Æ": "A", "œ": "o", "Œ": "O", "ø": "o", "Ø": "O", "ß": "s", "đ": "d", "Đ": "D",
+          "ł": "l", "Ł": "L", "ı": "i", "ð": "d", "Ð": "D", "þ": "p", "Þ": "P"}  # fmt: skip
 
 
 def _accented_variants() -> dict[str, str]:
-    """Return the accented letters of each plain one."""
+    """Return the accented letters of each plain one, the common ones three times."""
     variants: dict[str, str] = {}
-    for char in _ACCENTED:
+    for char in _ACCENTED * 3 + _RARELY_ACCENTED:
         base = _BASES.get(char) or unicodedata.normalize("NFD", char)[0]
         variants[base] = variants.get(base, "") + char
     return variants
@@ -44,6 +45,9 @@ def _accented_variants() -> dict[str, str]:
 
 _VARIANTS = _accented_variants()
 _TYPOGRAPHIC = "“”‘’–—…•§°€£©®«»×±"
+_RARELY_TYPOGRAPHIC = "„·¥¢™÷−µ¼½¾¹²³¿¡†‡≤≥≠≈→←∞√∑"
+LATIN_CHARACTERS = _ACCENTED + _RARELY_ACCENTED + _TYPOGRAPHIC + _RARELY_TYPOGRAPHIC
+"""The accented letters and typographic signs of Latin script that are drawn."""
 _GREEK = "αβγδεζηθικλμνξοπρστυφχψωςάέήίόύώ"
 _CYRILLIC = "абвгдежзийклмнопрстуфхцчшщъыьэюя"
 # The 2000 ideographs that start the block are not the common ones; ranges of daily characters are
@@ -339,7 +343,7 @@ def _typographic_maker(rng: Rng, words: Sequence[str]) -> Maker:
     plain = _words_maker(rng, words)
 
     def make() -> str:
-        sign = str(rng.choice(list(_TYPOGRAPHIC)))
+        sign = str(rng.choice(list(_TYPOGRAPHIC * 3 + _RARELY_TYPOGRAPHIC)))
         return f"{sign}{plain()}" if rng.random() < 0.5 else f"{plain()}{sign}"
 
     return make
