@@ -92,6 +92,7 @@ def test_star_the_first_page_costs_one_render(rendered: list[int]) -> None:
     assert [page.index for page in stream] == [2]
 
 
+@pytest.mark.usefixtures("quiet_heap")
 def test_windows_and_the_number_of_images_alive() -> None:
     segmenter = NoteSegmenter()
     parser = DocumentParser(ScriptedEngine(), segmenter=segmenter, window=3)
@@ -105,6 +106,7 @@ def test_windows_and_the_number_of_images_alive() -> None:
     assert segmenter.most_alive <= 3 + 1
 
 
+@pytest.mark.usefixtures("quiet_heap")
 def test_page_images_live_no_longer_than_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same through the real segmenters, which hold crops and plans of their own."""
     alive: weakref.WeakSet[PageImage] = weakref.WeakSet()
