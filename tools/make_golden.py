@@ -25,11 +25,11 @@ from mdiff_core.testing import write_random_checkpoint
 
 TARGET = Path(__file__).parent.parent / "tests" / "data" / "golden_random.json"
 CHECKPOINTS: dict[str, dict[str, Any]] = {
-    "plain": {"seed": 11, "gain": 3.0},
+    "plain": {"seed": 11, "gain": 3.0, "text": {"vocab_size": 320}},
     "sharded_tied_ungrouped": {
         "seed": 12, "gain": 2.5, "num_shards": 3, "tied": True, "projector": "pm2x",
         "old_spelling": True,
-        "text": {"num_key_value_heads": 4},
+        "text": {"num_key_value_heads": 4, "vocab_size": 320},
     },
 }  # fmt: skip
 IMAGES = {"line": (224, 28, "text"), "small": (61, 29, "formula"), "page": (168, 112, "layout")}

@@ -107,7 +107,8 @@ def decode_reference(
         visible = block_causal_mask(len(ids), prompt, length).to(model.device)
         step = 0
         while masked.any():
-            embeds = model.embed(torch.tensor(ids, device=model.device), features)
+            in_prompt = torch.arange(len(ids), device=model.device) < prompt
+            embeds = model.embed(torch.tensor(ids, device=model.device), features, in_prompt)
             logits = forward_dense(model, embeds, visible)[start:].float()
             tokens, confidence = greedy(logits, mask_id)
             state = StepState(

@@ -108,7 +108,11 @@ class Runner:
         ids_d, positions_d, rows_d = (
             torch.from_numpy(x).to(device, non_blocking=True) for x in (ids, positions, rows)
         )
-        embeds = self.model.embed(ids_d, self._features(ordered))
+        features, in_prompt = self._features(ordered), None
+        if features is not None:
+            flags = [np.arange(len(span.ids)) < span.num_prompt for span in ordered]
+            in_prompt = torch.from_numpy(np.concatenate(flags)).to(device, non_blocking=True)
+        embeds = self.model.embed(ids_d, features, in_prompt)
         attend = CachedAttention(self.cache, groups, device)
         hidden: Tensor = self.model.decoder(embeds, positions_d, attend, rows_d)
         return hidden

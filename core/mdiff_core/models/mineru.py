@@ -51,12 +51,16 @@ class MinerUDiffusion(nn.Module):
         features = self.projector(self.vision(pixels.to(device, non_blocking=True), grids))
         return list(features.split([rows * cols // merge for rows, cols in grids]))
 
-    def embed(self, ids: Tensor, features: Tensor | None) -> Tensor:
+    def embed(
+        self, ids: Tensor, features: Tensor | None, in_prompt: Tensor | None = None
+    ) -> Tensor:
         """Embed token ids and put image features where the image placeholders stand.
 
         Args:
             ids: (N,) token ids.
             features: (M, hidden) image features in order, M the number of placeholders; or None.
+            in_prompt: (N,) bool, the ids of prompts; None where all are. A model may answer with
+                the placeholder's id; that is a token like any other.
 
         Returns:
             (N, hidden).
@@ -64,5 +68,8 @@ class MinerUDiffusion(nn.Module):
         embeds: Tensor = self.decoder.embed_tokens(ids)
         if features is not None:
             embeds = embeds.clone() if embeds.requires_grad else embeds
-            embeds[ids == self.config.image_token_id] = features.to(embeds.dtype)
+            is_image = ids == self.config.image_token_id
+            if in_prompt is not None:
+                is_image &= in_prompt
+            embeds[is_image] = features.to(embeds.dtype)
         return embeds

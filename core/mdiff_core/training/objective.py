@@ -95,7 +95,7 @@ class TrainingAttention:
         self._rows = (batch.guide >= 0).nonzero(as_tuple=True)
         self._targets = batch.guide[self._rows]
         # Image tokens stand together in each prompt, behind as many others.
-        is_image = batch.ids == image_token_id
+        is_image = (batch.ids == image_token_id) & (batch.blocks < 0)
         counts = is_image.sum(1)
         first = is_image.int().argmax(1)
         steps = torch.arange(int(counts.max()), device=counts.device)
@@ -173,7 +173,8 @@ def forward(
             guide_heads=guide_heads,
         )
         tokens = attend.tokens
-        embeds = model.embed(batch.ids.flatten()[tokens], features)
+        in_prompt = (batch.blocks < 0).flatten()[tokens]
+        embeds = model.embed(batch.ids.flatten()[tokens], features, in_prompt)
         wanted = None if rows is None else torch.searchsorted(tokens, rows)
         hidden: Tensor = model.decoder(embeds, batch.positions.flatten()[tokens], attend, wanted)
     return hidden, features, attend

@@ -32,7 +32,7 @@ def engine() -> Iterator[LocalEngine]:
 def piece(text: str) -> Image.Image:
     line = Image.new("L", (120, 28), 255)
     ImageDraw.Draw(line).text((4, 2), text, fill=0, font=ImageFont.load_default(20))
-    [(image, _)] = prepare_line(np.asarray(line), segment_px=(896, 28), stretch=2.4)
+    [(image, _)] = prepare_line(np.asarray(line), segment_px=(896, 28), stretch=2.4, line_air=0.04)
     return image
 
 

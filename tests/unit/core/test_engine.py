@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
+from safetensors.torch import load_file, save_file
 
 from mdiff_core import DecodeConfig, DecodeRequest, Engine
 from mdiff_core.checkpoint import resolve_checkpoint
@@ -171,15 +172,15 @@ def test_the_mask_token_is_never_produced(random_engine: Engine) -> None:
     batch = [
         DecodeRequest(
             image=noise(i),
-            config=DecodeConfig(temperature=50.0, seed=i, threshold=0.0, max_tokens=256,
+            config=DecodeConfig(temperature=50.0, seed=i, threshold=0.0, max_tokens=512,
                                 ignore_end=True),
         )
         for i in range(4)
     ]  # fmt: skip
-    assert head.out_features == 320
+    assert head.out_features == 512
     for result in random_engine.generate(batch):
-        # 320 tokens at temperature 50 are nearly uniform: without the ban, 1024 draws miss the
-        # mask with a chance of (319/320)^1024, 4 %.
+        # 512 tokens at temperature 50 are nearly uniform: without the ban, 2048 draws miss the
+        # mask with a chance of (511/512)^2048, 2 %.
         assert mask not in result.token_ids
 
 
@@ -417,7 +418,9 @@ def drawn_pieces() -> list[Image.Image]:
     for text in LINES:
         line = Image.new("L", (400, 30), 255)
         ImageDraw.Draw(line).text((6, 2), text, fill=0, font=ImageFont.load_default(24))
-        [(image, _)] = prepare_line(np.asarray(line), segment_px=(896, 28), stretch=2.4)
+        [(image, _)] = prepare_line(
+            np.asarray(line), segment_px=(896, 28), stretch=2.4, line_air=0.04
+        )
         pieces.append(image)
     return pieces
 
@@ -479,3 +482,30 @@ def test_the_static_step_of_cuda_graphs_gives_the_same_answers(
     for request, result in zip(batch, results, strict=True):
         want = random_oracle(request)
         assert (result.token_ids, result.step_map) == (want.token_ids, want.step_map)
+
+
+def test_an_answer_with_the_placeholder_of_an_image_is_an_answer_like_any_other(
+    tmp_path: Path,
+) -> None:
+    """It must not take the place of an image's features, its own or a neighbour's."""
+    folder = write_random_checkpoint(tmp_path / "checkpoint")
+    image_id, file = 261, folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["language_model.lm_head.weight"][image_id] *= 5
+    save_file(tensors, file)
+    requests = [
+        DecodeRequest(
+            image=noise(i),
+            config=DecodeConfig(
+                threshold=0.3, block_length=8, max_tokens=8 * (1 + i % 4), ignore_end=True
+            ),
+        )
+        for i in range(8)
+    ]
+    # Room for three at once: new prompts meet blocks of others that are under way.
+    with Engine.load(folder, device="cpu", dtype="fp32", cache_bytes=150_000) as engine:
+        assert engine.config.image_token_id == image_id
+        found = [result.token_ids for result in engine.generate(requests)]
+    assert sum(image_id in tokens for tokens in found) >= 4
+    oracle = make_oracle(folder)
+    assert found == [oracle(request).token_ids for request in requests]

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from mdiff_adapters.cli import app
 from mdiff_core import Engine
 from mdiff_core.errors import CheckpointError, ConfigError
 from mdiff_core.testing import write_random_checkpoint
-from mdiff_core.training import average_checkpoints
+from mdiff_core.training import add_characters, average_checkpoints
 
 
 @pytest.fixture
@@ -69,3 +70,28 @@ def test_what_cannot_be_averaged_is_refused(parts: tuple[Path, Path], tmp_path: 
     assert result.exit_code == 2
     assert "'much' is no weight" in result.stderr
     assert not out.exists()
+
+
+def test_a_part_has_no_say_in_tokens_it_lacks(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    one, other = parts
+    more = add_characters(
+        str(one), "ạ漢" + "".join(map(chr, range(0x4E00, 0x4E40))), tmp_path / "m"
+    )
+    tokenizer = Tokenizer.from_file(str(more / "tokenizer.json"))
+    average_checkpoints([(str(more), 1.0), (str(other), 3.0)], tmp_path / "mean", dtype="fp32")
+    a, b, mean = weights(more), weights(other), weights(tmp_path / "mean")
+    known = max(Tokenizer.from_file(str(other / "tokenizer.json")).get_vocab().values()) + 1
+    newest = tokenizer.get_vocab_size(with_added_tokens=True)
+    assert newest > known
+    for name, value in mean.items():
+        both = 0.25 * a[name][:known].float() + 0.75 * b[name][:known].float()
+        torch.testing.assert_close(value[:known], both)
+        if len(a[name]) > len(b[name]):
+            torch.testing.assert_close(value[known:newest], a[name][known:newest].float())
+    with pytest.raises(CheckpointError, match="other shapes"):
+        average_checkpoints([(str(other), 1.0), (str(more), 1.0)], tmp_path / "not")
+    apart = add_characters(
+        str(one), "漢ạ" + "".join(map(chr, range(0x4E00, 0x4E40))), tmp_path / "a"
+    )
+    with pytest.raises(CheckpointError, match="other tokens"):
+        average_checkpoints([(str(more), 1.0), (str(apart), 1.0)], tmp_path / "not")

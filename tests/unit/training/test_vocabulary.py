@@ -19,6 +19,7 @@ from mdiff_core.models.config import ModelConfig
 from mdiff_core.prompts import Codec
 from mdiff_core.testing import write_random_checkpoint
 from mdiff_core.training import add_characters
+from mdiff_core.training.data.texts import LATIN_CHARACTERS
 
 EMBED = "language_model.model.embed_tokens.weight"
 HEAD = "language_model.lm_head.weight"
@@ -88,6 +89,15 @@ def test_more_rows_are_made_where_the_unused_ones_do_not_do(base: Path, tmp_path
 def test_a_tied_head_stays_tied(tmp_path: Path) -> None:
     base = write_random_checkpoint(tmp_path / "base", tied=True)
     assert HEAD not in weights(add_characters(str(base), "ạ", tmp_path / "new"))
+
+
+def test_the_embedded_checkpoint_has_a_token_for_each_latin_character() -> None:
+    from mdiff_core.checkpoint import resolve_checkpoint
+
+    codec = codec_of(resolve_checkpoint("tiny"))
+    assert len(set(LATIN_CHARACTERS)) > 150
+    assert {c: len(codec.encode(c)) for c in LATIN_CHARACTERS if len(codec.encode(c)) > 1} == {}
+    assert codec.decode(codec.encode(LATIN_CHARACTERS)) == LATIN_CHARACTERS
 
 
 def test_the_command(base: Path, tmp_path: Path) -> None:
