@@ -105,9 +105,9 @@ def decode_reference(
         steps += [0] * length
         masked = torch.ones(1, length, dtype=torch.bool)
         visible = block_causal_mask(len(ids), prompt, length).to(model.device)
+        in_prompt = torch.arange(len(ids), device=model.device) < prompt
         step = 0
         while masked.any():
-            in_prompt = torch.arange(len(ids), device=model.device) < prompt
             embeds = model.embed(torch.tensor(ids, device=model.device), features, in_prompt)
             logits = forward_dense(model, embeds, visible)[start:].float()
             tokens, confidence = greedy(logits, mask_id)

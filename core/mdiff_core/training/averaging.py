@@ -19,13 +19,10 @@ from mdiff_core.engine import choose_dtype
 from mdiff_core.errors import CheckpointError, ConfigError
 from mdiff_core.models.config import ModelConfig
 from mdiff_core.models.loader import load_model
-from mdiff_core.training.build import export_checkpoint
+from mdiff_core.training.build import BY_TOKEN, export_checkpoint
 from mdiff_core.training.config import ModelSettings
 
 __all__ = ["average_checkpoints"]
-
-_BY_TOKEN = ("decoder.embed_tokens.weight", "decoder.lm_head.weight")
-"""Parameters with a row for each token."""
 
 
 def average_checkpoints(
@@ -74,14 +71,14 @@ def average_checkpoints(
         share = torch.tensor(has_say, dtype=torch.float32) * weight
         model = load_model(folder, other, device=cpu, dtype=torch.float32)
         for key, value in model.named_parameters():
-            if key in _BY_TOKEN:
+            if key in BY_TOKEN:
                 values[key][:rows].add_(value * share)
             else:
                 values[key].add_(value, alpha=weight)
         total += weight
         row_totals[:rows] += share
     for key, value in values.items():
-        value.div_(row_totals if key in _BY_TOKEN else total)
+        value.div_(row_totals if key in BY_TOKEN else total)
     export_checkpoint(mean, output, ModelSettings(base=first), choose_dtype(dtype, cpu))
     return output
 

@@ -31,6 +31,8 @@ COPIED_FILES = (
     "preprocessor_config.json", "added_tokens.json", "special_tokens_map.json", "merges.txt",
     "vocab.json", "generation_config.json",
 )  # fmt: skip
+BY_TOKEN = ("decoder.embed_tokens.weight", "decoder.lm_head.weight")
+"""Parameters with a row for each token."""
 _BRANCH_ENDS = ("o_proj.weight", "down_proj.weight", ".proj.weight", "fc2.weight")
 SECTIONS = {
     "text": ("text_config", "language_model_config"),

@@ -23,7 +23,7 @@ from mdiff_core.errors import CheckpointError, ConfigError
 from mdiff_core.models.config import ModelConfig, read_json
 from mdiff_core.models.loader import load_model
 from mdiff_core.models.mineru import MinerUDiffusion
-from mdiff_core.training.build import export_checkpoint
+from mdiff_core.training.build import BY_TOKEN, export_checkpoint
 from mdiff_core.training.config import ModelSettings
 
 __all__ = ["add_characters"]
@@ -59,12 +59,12 @@ def add_characters(base: str, characters: str, output: Path, *, dtype: str = "bf
     folder = resolve_checkpoint(base)
     config = ModelConfig.from_folder(folder)
     raw = read_json(folder / "tokenizer.json")
-    before = Tokenizer.from_str(json.dumps(raw))
+    before = Tokenizer.from_file(str(folder / "tokenizer.json"))
     wanted = [c for c in dict.fromkeys(characters) if len(_ids(before, c)) > 1]
     if not wanted or any(c.isspace() for c in wanted):
         raise ConfigError("give characters that take several tokens in this tokenizer, no spaces")
     origins = {c: _origin(before, c) for c in wanted}
-    _extend(raw, wanted, first_id=_first_free_id(before))
+    _extend(raw, before, wanted)
     after = Tokenizer.from_str(json.dumps(raw))
     new = {c: _ids(after, c)[0] for c in wanted}
     rows = max(config.text.vocab_size, max(new.values()) + 1)
@@ -78,9 +78,9 @@ def add_characters(base: str, characters: str, output: Path, *, dtype: str = "bf
     values = dict(small.named_parameters())
     for name, value in large.named_parameters():
         old = values[name]
-        value[len(old) :] = 0
         value[: len(old)] = old
-        if name.startswith(("decoder.embed_tokens", "decoder.lm_head")):
+        if name in BY_TOKEN:
+            value[len(old) :] = 0
             share = HEAD_SHARE if "lm_head" in name else 1.0
             for character, index in new.items():
                 # There may have been unused rows.
@@ -105,16 +105,13 @@ def _origin(tokenizer: Tokenizer, character: str) -> int:
     return _ids(tokenizer, plain if plain.isascii() else character)[-1]
 
 
-def _first_free_id(tokenizer: Tokenizer) -> int:
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-
-def _extend(raw: dict[str, Any], characters: Iterable[str], *, first_id: int) -> None:
+def _extend(raw: dict[str, Any], before: Tokenizer, characters: Iterable[str]) -> None:
     """Add a token for each character to a ``tokenizer.json``, by merges of its present tokens."""
     model, kinds = raw["model"], {p.get("type") for p in _pre_tokenizers(raw)}
     if model.get("type") != "BPE" or "ByteLevel" not in kinds:
         raise CheckpointError("only a byte-level BPE tokenizer takes further characters")
-    before, vocab, merges = Tokenizer.from_str(json.dumps(raw)), model["vocab"], model["merges"]
+    vocab, merges = model["vocab"], model["merges"]
+    next_id = max(before.get_vocab().values()) + 1
     for token in raw["added_tokens"]:
         # Ids of added tokens are counted on from the vocabulary's size, except for those in it.
         vocab.setdefault(token["content"], token["id"])
@@ -128,8 +125,8 @@ def _extend(raw: dict[str, Any], characters: Iterable[str], *, first_id: int) ->
                 merges.append(merge)
             left += right
             if left not in vocab:
-                vocab[left] = first_id
-                first_id += 1
+                vocab[left] = next_id
+                next_id += 1
 
 
 def _pre_tokenizers(raw: dict[str, Any]) -> list[dict[str, Any]]:
