@@ -184,8 +184,8 @@ class Capabilities:
         check("stretch", _is_number(self.stretch) and self.stretch > 0, "> 0")
         check(
             "line_air",
-            self.line_air is None or (_is_number(self.line_air) and 0 <= self.line_air < 1),
-            "[0, 1)",
+            self.line_air is None or (_is_number(self.line_air) and self.line_air >= 0),
+            "None or >= 0",
         )
         if self.segment_px is not None:
             object.__setattr__(self, "segment_px", tuple(self.segment_px))

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from mdiff_core.errors import ImageError
+from mdiff_core.config import Capabilities
+from mdiff_core.errors import ConfigError, ImageError
 
 __all__ = ["Piece", "cut_line", "ink_columns", "prepare_line", "prepare_piece", "trim_rows"]
 
@@ -124,10 +125,8 @@ def _is_ink(gray: Gray, background: float) -> npt.NDArray[np.bool_]:
 
 def cut_line(
     gray: Gray,
+    capabilities: Capabilities,
     *,
-    segment_px: tuple[int, int],
-    stretch: float,
-    line_air: float | None = None,
     max_piece_px: int | None = None,
     min_gap_px: int = MIN_GAP_PX,
 ) -> list[Piece]:
@@ -141,10 +140,8 @@ def cut_line(
     Args:
         gray: Grey values of the line, height x width, uint8; from just above the ascenders to just
             below the descenders.
-        segment_px: Width and height of the canvas in px.
-        stretch: Horizontal stretch relative to the scaled height.
-        line_air: Air kept above and below the ink, see :func:`trim_rows`; None takes the crop as
-            it is.
+        capabilities: Of a ``segment`` checkpoint: its canvas, its stretch, and how the line is
+            trimmed before (``line_air``, see :func:`trim_rows`).
         max_piece_px: Longest piece, stretched, at most what the canvas holds with its margins (880
             px of 896); each piece is then as long as it can be, not as long as the others.
         min_gap_px: Least width of a word gap, stretched.
@@ -154,17 +151,18 @@ def cut_line(
 
     Raises:
         ImageError: If the line has no pixels or is not a grey image.
+        ConfigError: If the checkpoint reads whole regions.
     """
     if gray.ndim != 2 or gray.dtype != np.uint8 or 0 in gray.shape:
         raise ImageError(
             f"a text line must be a grey uint8 image with pixels, got {gray.dtype} {gray.shape}",
             hint="convert the crop with PIL convert('L') and skip empty boxes",
         )
-    if line_air is not None:
-        gray = gray[trim_rows(gray, line_air)]
-    canvas_width, height = segment_px
+    canvas_width, height = _canvas_px(capabilities)
+    if capabilities.line_air is not None:
+        gray = gray[trim_rows(gray, capabilities.line_air)]
     room = canvas_width - LEFT_MARGIN_PX - RIGHT_MARGIN_PX
-    width = max(1, round(gray.shape[1] * height / gray.shape[0] * stretch))
+    width = max(1, round(gray.shape[1] * height / gray.shape[0] * capabilities.stretch))
     line = np.asarray(Image.fromarray(gray).resize((width, height), Image.Resampling.BICUBIC))
     background = float(np.median(line))
     ink = ink_columns(line, background)
@@ -244,38 +242,41 @@ def _cut_column(
     return first + int(np.flatnonzero(amount == amount.min())[-1]) + 1, False
 
 
-def prepare_piece(piece: Piece, *, segment_px: tuple[int, int]) -> Image.Image:
+def prepare_piece(piece: Piece, capabilities: Capabilities) -> Image.Image:
     """Put a piece on its canvas.
 
     Args:
         piece: A piece of :func:`cut_line`.
-        segment_px: Width and height of the canvas in px.
+        capabilities: What it was cut for.
 
     Returns:
-        RGB image of exactly ``segment_px``.
+        RGB image of exactly ``capabilities.segment_px``.
     """
-    width, height = segment_px
+    width, height = _canvas_px(capabilities)
     canvas = np.full((height, width), piece.background, dtype=np.uint8)
     canvas[:, LEFT_MARGIN_PX : LEFT_MARGIN_PX + piece.pixels.shape[1]] = piece.pixels
     return Image.fromarray(canvas).convert("RGB")
 
 
-def prepare_line(
-    gray: Gray, *, segment_px: tuple[int, int], stretch: float, line_air: float | None = None
-) -> list[tuple[Image.Image, bool]]:
+def prepare_line(gray: Gray, capabilities: Capabilities) -> list[tuple[Image.Image, bool]]:
     """Return the images of a line's pieces, each with whether a space precedes its text.
 
     Args:
         gray: Grey values of the line as for :func:`cut_line`.
-        segment_px: Width and height of the canvas in px.
-        stretch: Horizontal stretch.
-        line_air: Air kept above and below the ink, or None.
+        capabilities: Of a ``segment`` checkpoint.
 
     Returns:
-        RGB images of ``segment_px`` from left to right; none where the line holds no ink.
+        RGB images of its canvas from left to right; none where the line holds no ink.
 
     Raises:
         ImageError: If the line has no pixels or is not a grey image.
+        ConfigError: If the checkpoint reads whole regions.
     """
-    pieces = cut_line(gray, segment_px=segment_px, stretch=stretch, line_air=line_air)
-    return [(prepare_piece(p, segment_px=segment_px), p.after_gap) for p in pieces]
+    pieces = cut_line(gray, capabilities)
+    return [(prepare_piece(piece, capabilities), piece.after_gap) for piece in pieces]
+
+
+def _canvas_px(capabilities: Capabilities) -> tuple[int, int]:
+    if capabilities.segment_px is None:
+        raise ConfigError("only a checkpoint of unit segment reads pieces of lines")
+    return capabilities.segment_px

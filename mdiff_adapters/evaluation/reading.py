@@ -161,10 +161,7 @@ def read_crops(engine: Engine, crops: Iterable[Crop], decode: DecodeConfig) -> I
 def _prepare(crop: Crop, unit: Capabilities) -> tuple[list[Image.Image], list[bool]]:
     if unit.segment_px is None or crop.task != "text":
         return [crop.image], [False]
-    gray = np.asarray(crop.image.convert("L"))
-    pieces = prepare_line(
-        gray, segment_px=unit.segment_px, stretch=unit.stretch, line_air=unit.line_air
-    )
+    pieces = prepare_line(np.asarray(crop.image.convert("L")), unit)
     return [image for image, _ in pieces], [gap for _, gap in pieces]
 
 

@@ -365,12 +365,7 @@ def _requests(
     if capabilities.segment_px is None:
         images = [(Image.fromarray(line.crop.gray).convert("RGB"), False)]
     else:
-        images = prepare_line(
-            line.crop.gray,
-            segment_px=capabilities.segment_px,
-            stretch=capabilities.stretch,
-            line_air=capabilities.line_air,
-        )
+        images = prepare_line(line.crop.gray, capabilities)
     for number, (image, after_gap) in enumerate(images):
         piece = f"p{page.index}{name}s{number}"
         line.requests.append(piece)

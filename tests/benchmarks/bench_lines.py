@@ -43,18 +43,12 @@ class Lines:
     def __init__(self, folder: Path, step: int, capabilities: Capabilities) -> None:
         entries = json.loads((folder / "lines.json").read_text(encoding="utf-8"))[::step]
         self.truths = [entry["text"] for entry in entries]
-        assert capabilities.segment_px is not None
         self.pieces: list[Image.Image] = []
         self.layout: list[list[bool]] = []
         for entry in entries:
             with Image.open(folder / entry["file"]) as image:
                 gray = np.asarray(image.convert("L"))
-            prepared = prepare_line(
-                gray,
-                segment_px=capabilities.segment_px,
-                stretch=capabilities.stretch,
-                line_air=capabilities.line_air,
-            )
+            prepared = prepare_line(gray, capabilities)
             self.pieces += [piece for piece, _ in prepared]
             self.layout.append([after_gap for _, after_gap in prepared])
 

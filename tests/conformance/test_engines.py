@@ -20,6 +20,8 @@ from mdiff_adapters.engines.replay import ReplayEngine
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.testing import EngineContract, ScriptedEngine
 from mdiff_core import Engine as CoreEngine
+from mdiff_core.checkpoint import resolve_checkpoint
+from mdiff_core.models.config import ModelConfig
 from mdiff_core.segments import prepare_line
 
 
@@ -75,7 +77,8 @@ class TestLocalEngine(EngineContract):
     def make_request(self, request_id: str) -> Request:
         line = np.full((28, 60), 255, np.uint8)
         line[8:20, 10:14] = 0
-        [(image, _)] = prepare_line(line, segment_px=(896, 28), stretch=2.4)
+        tiny = ModelConfig.from_folder(resolve_checkpoint("tiny")).capabilities
+        [(image, _)] = prepare_line(line, tiny)
         return Request(id=request_id, image=image)
 
 

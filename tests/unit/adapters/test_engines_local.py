@@ -18,8 +18,11 @@ from mdiff_adapters.engines import DecodeConfig, EngineSpec, Request, open_engin
 from mdiff_adapters.engines.local import LocalEngine
 from mdiff_adapters.errors import ConfigError, EngineError, ImageError, MDiffError
 from mdiff_core import Engine as CoreEngine
+from mdiff_core.checkpoint import resolve_checkpoint
+from mdiff_core.models.config import ModelConfig
 from mdiff_core.segments import prepare_line
 
+TINY = ModelConfig.from_folder(resolve_checkpoint("tiny")).capabilities
 WORDS = ("hello", "world", "paper", "green")
 
 
@@ -32,7 +35,7 @@ def engine() -> Iterator[LocalEngine]:
 def piece(text: str) -> Image.Image:
     line = Image.new("L", (120, 28), 255)
     ImageDraw.Draw(line).text((4, 2), text, fill=0, font=ImageFont.load_default(20))
-    [(image, _)] = prepare_line(np.asarray(line), segment_px=(896, 28), stretch=2.4, line_air=0.04)
+    [(image, _)] = prepare_line(np.asarray(line), TINY)
     return image
 
 

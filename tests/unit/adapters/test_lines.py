@@ -377,7 +377,7 @@ DOUBTFUL = Answer(id="", text="a doubtfull line", confidence=0.9, num_tokens=16,
 SURE = Answer(id="", text="a doubtful line", confidence=0.99, num_tokens=15, num_forwards=3)
 
 
-@pytest.mark.parametrize("line_air", [None, 0.04])
+@pytest.mark.parametrize("line_air", [None, 0.04, 0.97])
 def test_a_doubtful_line_is_read_again_with_more_air_and_the_surer_reading_stays(
     line_air: float | None,
 ) -> None:

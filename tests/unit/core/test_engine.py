@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from mdiff_core import DecodeConfig, DecodeRequest, Engine
 from mdiff_core.checkpoint import resolve_checkpoint
+from mdiff_core.config import Capabilities
 from mdiff_core.errors import CapacityError, ConfigError, DecodeError, EngineError, ImageError
 from mdiff_core.graphs import GraphedRunner
 from mdiff_core.segments import prepare_line
@@ -412,15 +413,13 @@ def test_two_engines_in_one_process(tmp_path: Path, random_engine: Engine) -> No
 LINES = ("The reader looks at a page", "Total 1,250.40 on 7 June", "parallel (x + y)")
 
 
-def drawn_pieces() -> list[Image.Image]:
+def drawn_pieces(capabilities: Capabilities) -> list[Image.Image]:
     """Lines in Pillow's own font, as the embedded checkpoint takes them."""
     pieces = []
     for text in LINES:
         line = Image.new("L", (400, 30), 255)
         ImageDraw.Draw(line).text((6, 2), text, fill=0, font=ImageFont.load_default(24))
-        [(image, _)] = prepare_line(
-            np.asarray(line), segment_px=(896, 28), stretch=2.4, line_air=0.04
-        )
+        [(image, _)] = prepare_line(np.asarray(line), capabilities)
         pieces.append(image)
     return pieces
 
@@ -431,7 +430,7 @@ def test_reduced_precision_reads_the_same_text(tiny_engine: Engine) -> None:
     assert choose_dtype("auto", torch.device("cpu")) in (torch.float32, torch.bfloat16)
     with pytest.raises(ConfigError, match="did you mean"):
         choose_dtype("floaty16", torch.device("cpu"))
-    requests = [DecodeRequest(image=image) for image in drawn_pieces()]
+    requests = [DecodeRequest(image=image) for image in drawn_pieces(tiny_engine.capabilities)]
     with Engine.load("tiny", device="cpu", dtype="bf16", cache_bytes=2**24) as engine:
         assert engine.info.dtype == "bfloat16"
         narrow = [result.text for result in engine.generate(requests)]
@@ -446,7 +445,7 @@ def test_the_embedded_checkpoint_is_decoded_as_by_the_oracle(
     oracle = make_oracle(resolve_checkpoint("tiny"))
     requests = [
         DecodeRequest(image=image, config=DecodeConfig(threshold=threshold))
-        for image in drawn_pieces()
+        for image in drawn_pieces(tiny_engine.capabilities)
     ]
     for request, ours in zip(requests, tiny_engine.generate(requests), strict=True):
         expected = oracle(request)

@@ -236,7 +236,7 @@ class FolderSource:
         if unit.segment_px is not None:
             parts = split_line(np.asarray(image.convert("L")), record.text, unit)
             cut, text = parts[piece]
-            image = prepare_piece(cut, segment_px=unit.segment_px)
+            image = prepare_piece(cut, unit)
         elif record.task == "layout":
             side = self.options.layout_px
             image = image.resize((side, side), Image.Resampling.BICUBIC)
@@ -283,14 +283,7 @@ def split_line(gray: Gray, text: str, capabilities: Capabilities) -> list[tuple[
     Returns:
         The pieces with their texts; none where that cannot be told.
     """
-    if capabilities.segment_px is None:
-        raise ConfigError("only a checkpoint of unit segment reads pieces")
-    pieces = cut_line(
-        gray,
-        segment_px=capabilities.segment_px,
-        stretch=capabilities.stretch,
-        line_air=capabilities.line_air,
-    )
+    pieces = cut_line(gray, capabilities)
     words = text.split()
     if len(pieces) == 1 and words:
         return [(pieces[0], " ".join(words))]

@@ -7,7 +7,7 @@ learned is what will be asked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -162,7 +162,7 @@ class LineSource:
         if unit.line_air is not None:
             rows = trim_rows(gray, unit.line_air)
             gray, boxes = gray[rows], boxes - np.array([0, rows.start] * 2, np.float32)
-        pieces = cut_line(gray, segment_px=unit.segment_px, stretch=unit.stretch)
+        pieces = cut_line(gray, replace(unit, line_air=None))
         if len(pieces) != 1:
             return None
         height = unit.segment_px[1]
@@ -171,7 +171,7 @@ class LineSource:
         # Air before the ink and the middle of wide gaps may have been taken out.
         sides = np.searchsorted(pieces[0].columns, scaled[:, [0, 2]])
         scaled[:, [0, 2]] = LEFT_MARGIN_PX + sides
-        return prepare_piece(pieces[0], segment_px=unit.segment_px), scaled
+        return prepare_piece(pieces[0], unit), scaled
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 from mdiff_core.config import suggest
 from mdiff_core.errors import ConfigError
 
-__all__ = ["KINDS", "LATIN_CHARACTERS", "TextMix", "corpus_of", "prose_words"]
+__all__ = ["KINDS", "LATIN_CHARACTERS", "TextMix", "corpus_of", "prose_paragraphs", "prose_words"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,9 @@ def corpus_of(corpus: tuple[str, ...]) -> tuple[str, ...]:
         texts = [_read_text(path) for name in corpus for path in _text_files(Path(name))]
     else:
         texts = [_python_topics(), *_package_descriptions()]
-    words = tuple(word for text in texts for word in _prose(text))
+    words = tuple(
+        word for text in texts for paragraph in prose_paragraphs(text) for word in paragraph
+    )
     if len(words) < 100:
         raise ConfigError(
             f"the corpus has {len(words)} words of prose", hint="give larger text files"
@@ -118,15 +120,15 @@ def _package_descriptions() -> list[str]:
 _MARKUP = re.compile(r"https?:|[`*_|<>\[\]{}#=~\\]|::|\S{25}")
 
 
-def _prose(text: str) -> list[str]:
-    """Return the words of the paragraphs that read like sentences."""
-    words: list[str] = []
+def prose_paragraphs(text: str) -> list[list[str]]:
+    """Return the words of each paragraph that reads like sentences; empty lines part paragraphs."""
+    paragraphs = []
     for paragraph in re.split(r"\n\s*\n", text):
         cleaned = [word for word in paragraph.split() if not _MARKUP.search(word)]
         letters = sum(word[0].isalpha() for word in cleaned)
         if len(cleaned) >= 8 and letters > 0.75 * len(cleaned):
-            words.extend(word for word in cleaned if word.isprintable())
-    return words
+            paragraphs.append([word for word in cleaned if word.isprintable()])
+    return paragraphs
 
 
 @dataclass(frozen=True)
