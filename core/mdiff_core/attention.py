@@ -90,11 +90,14 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> T
     return out.view(b, kv_heads, group, n, d).permute(0, 3, 1, 2, 4).reshape(b, n, heads, d)
 
 
-def choose_varlen(device: torch.device, prefer: str = "auto") -> tuple[str, VarlenFn | None]:
+def choose_varlen(
+    device: torch.device, dtype: torch.dtype, prefer: str = "auto"
+) -> tuple[str, VarlenFn | None]:
     """Choose the variable-length attention kernel once per engine.
 
     Args:
         device: Where the model runs.
+        dtype: Type it runs in; the kernels know fp16 and bf16, on Ampere and newer.
         prefer: ``auto``, ``sdpa``, ``varlen`` or ``flash``.
 
     Returns:
@@ -102,6 +105,14 @@ def choose_varlen(device: torch.device, prefer: str = "auto") -> tuple[str, Varl
         None for ``sdpa``.
     """
     if device.type != "cuda" or prefer == "sdpa":
+        return "sdpa", None
+    if dtype not in (torch.float16, torch.bfloat16):
+        if prefer != "auto":
+            logger.warning("attention=%r does not know %s; sdpa is used", prefer, dtype)
+        return "sdpa", None
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        if prefer != "auto":
+            logger.warning("attention=%r needs an Ampere GPU; sdpa is used", prefer)
         return "sdpa", None
     if prefer in ("auto", "varlen"):
         try:

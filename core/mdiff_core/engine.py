@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from typing_extensions import Self
 
 from mdiff_core.attention import choose_varlen
@@ -33,7 +34,7 @@ from mdiff_core.errors import (
     ImageError,
 )
 from mdiff_core.graphs import GraphedRunner
-from mdiff_core.imaging import Patches, load_image, to_patches
+from mdiff_core.imaging import Patches, load_image, to_patches, to_rgb
 from mdiff_core.models.config import ModelConfig
 from mdiff_core.models.loader import load_model
 from mdiff_core.models.mineru import MinerUDiffusion
@@ -181,7 +182,7 @@ class Engine(ClosedOnExit):
             max_sequences=max_sequences or (64 if on_cpu else 512),
         )
         self._max_batch_patches = max_batch_patches or (8192 if on_cpu else 32768)
-        attention_name, model.vision.varlen = choose_varlen(device, attention)
+        attention_name, model.vision.varlen = choose_varlen(device, model.dtype, attention)
         num_parameters = sum(p.numel() for p in model.parameters())
         packed = 0
         if on_cpu and can_pack(model.dtype):
@@ -205,6 +206,7 @@ class Engine(ClosedOnExit):
         )
         self.stats = EngineStats()
         self._tickets: dict[int, _Ticket] = {}
+        self._abandoned: deque[int] = deque()
         self._next_key = 0
         self._lock = Lock()
         self._closed = False
@@ -276,7 +278,7 @@ class Engine(ClosedOnExit):
         exhausted = False
         try:
             while True:
-                while not exhausted and len(pending) + len(mine) < lookahead:
+                while not exhausted and len(pending) + len(mine) + len(inbox) < lookahead:
                     item = next(source, None)
                     if item is None:
                         exhausted = True
@@ -284,13 +286,18 @@ class Engine(ClosedOnExit):
                     index, request = item
                     _check_request(request)
                     self._check_open()
+                    ticket = _Ticket(index, inbox)
                     try:
-                        load_image(request.image)
+                        image = _own_image(request.image)
                     except ImageError as error:
-                        inbox.append((index, DecodeResult(finish_reason="error", error=error)))
+                        self._finish(ticket, DecodeResult(finish_reason="error", error=error))
                         continue
-                    future = self._pool.submit(self._prepare, request)
-                    pending.append((_Ticket(index, inbox), request, future))
+                    try:
+                        future = self._pool.submit(self._prepare, request, image)
+                    except RuntimeError:  # the pool has been shut down in the meantime
+                        self._check_open()
+                        raise
+                    pending.append((ticket, request, future))
                 while inbox:
                     yield inbox.popleft()
                 if exhausted and not pending and not mine:
@@ -306,12 +313,14 @@ class Engine(ClosedOnExit):
         finally:
             for _, _, future in pending:
                 future.cancel()
-            if mine:
-                with self._lock:
-                    for key in mine:
-                        ticket = self._tickets.pop(key, None)
-                        if ticket is not None and ticket.sequence is not None:
-                            self._scheduler.remove(ticket.sequence)
+            # A garbage collector may get here in the middle of a forward of this very thread, so
+            # the lock cannot be waited for: whoever holds it, or takes it next, drops them.
+            self._abandoned.extend(mine)
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._drop_abandoned()
+                finally:
+                    self._lock.release()
 
     def close(self) -> None:
         """Release model and cache; waiting callers get an :class:`EngineError`.
@@ -336,21 +345,31 @@ class Engine(ClosedOnExit):
         if self._closed:
             raise EngineError("the engine is closed", hint="load a new one")
 
-    def _prepare(self, request: DecodeRequest) -> _Prepared:
-        vision, image = self.config.vision, self.config.image
-        patches = to_patches(
-            request.image,
-            patch_size=vision.patch_size,
-            merge_size=vision.spatial_merge_size,
-            min_pixels=image.min_pixels,
-            max_pixels=image.max_pixels,
-        )
+    def _prepare(self, request: DecodeRequest, image: Image.Image) -> _Prepared:
+        vision, limits = self.config.vision, self.config.image
+        try:
+            patches = to_patches(
+                image,
+                patch_size=vision.patch_size,
+                merge_size=vision.spatial_merge_size,
+                min_pixels=limits.min_pixels,
+                max_pixels=limits.max_pixels,
+            )
+        except Exception as error:
+            raise _image_error(error) from error
         num_image_tokens = patches.rows * patches.cols // vision.spatial_merge_size**2
         return _Prepared(
             patches=patches,
             prompt=np.array(self._codec.prompt_ids(request.task, num_image_tokens), np.int64),
             max_tokens=request.config.max_tokens or self.capabilities.limit(request.task),
         )
+
+    def _drop_abandoned(self) -> None:
+        """Forget the requests of streams that nobody reads any more; the lock must be held."""
+        while self._abandoned:
+            ticket = self._tickets.pop(self._abandoned.popleft(), None)
+            if ticket is not None and ticket.sequence is not None:
+                self._scheduler.remove(ticket.sequence)
 
     def _admit(
         self,
@@ -388,26 +407,33 @@ class Engine(ClosedOnExit):
 
     def _step(self) -> None:
         """Run one forward for everybody and hand out what is finished."""
+        self._drop_abandoned()
         spans = self._scheduler.plan()
         if spans:
             self._run(spans)
 
     def _run(self, spans: list[Span]) -> None:
+        generators = [s.sequence.generator for s in spans if s.sequence.generator is not None]
+        states = [generator.get_state() for generator in generators]
         try:
             new = [s.sequence for s in spans if isinstance(s.sequence.features, Patches)]
             self._runner.encode(new, self._max_batch_patches)
             outcomes = self._runner.run(spans)
-        except torch.OutOfMemoryError as error:
-            if torch.cuda.is_available():
+        except Exception as error:  # noqa: BLE001 - one request must not cost the others
+            is_full = isinstance(error, torch.OutOfMemoryError)
+            reason = "out of memory" if is_full else type(error).__name__
+            if is_full and torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            if len(spans) > 1:
-                # Nothing has changed yet, so the same work can run in two halves.
-                logger.warning("out of memory with %d requests; halving the batch", len(spans))
-                half = len(spans) // 2
-                self._run(spans[:half])
-                self._run(spans[half:])
+            if len(spans) == 1:
+                self._fail(spans[0].sequence, DecodeError(f"{reason}: {error}"))
                 return
-            self._fail(spans[0].sequence, DecodeError(f"out of memory: {error}"))
+            # Nothing has changed yet but what was drawn, so the same work can run in two halves.
+            logger.warning("%s with %d requests; halving the batch", reason, len(spans))
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            half = len(spans) // 2
+            self._run(spans[:half])
+            self._run(spans[half:])
             return
         self.stats.num_forwards += 1
         self.stats.num_rows += sum(len(span.ids) for span in spans)
@@ -483,12 +509,37 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         return dtype
     if dtype == "auto":
         if device.type == "cuda":
-            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+            return torch.bfloat16 if native else torch.float16
         fast = device.type == "cpu" and bf16_is_fast_on_cpu()
         return torch.bfloat16 if fast else torch.float32
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is unknown", hint=suggest(dtype, ["auto", *DTYPES]))
     return DTYPES[dtype]
+
+
+def _own_image(image: Image.Image) -> Image.Image:
+    """Return a decoded image whose pixels stay as they are while it waits.
+
+    An image that is read from a file changes under its reader when it goes to the next page.
+
+    Raises:
+        ImageError: If it is not an image, has no pixels, or cannot be decoded.
+    """
+    load_image(image)
+    if type(image) is Image.Image:
+        return image
+    try:
+        rgb = to_rgb(image)
+        return rgb.copy() if rgb is image else rgb
+    except Exception as error:
+        raise _image_error(error) from error
+
+
+def _image_error(error: Exception) -> ImageError:
+    if isinstance(error, ImageError):
+        return error
+    return ImageError(f"image cannot be prepared: {type(error).__name__}: {error}")
 
 
 def _check_request(request: DecodeRequest) -> None:

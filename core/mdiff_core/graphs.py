@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,29 +67,54 @@ class _StaticStep:
         self._offsets = torch.arange(shape.length, device=device)
         self._replay: Callable[[], Tensor] | None = None
 
-    def capture(self) -> None:
-        """Record the step as a CUDA graph; three warm-up runs first, as capture demands."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no annotation
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = self._step()
+    def capture(self, pool: Any) -> Any:
+        """Record the step as a CUDA graph.
+
+        Args:
+            pool: Memory pool of the graphs before, or None for a new one. They can share it: they
+                run one after the other, and an outcome is on the host before the next one runs.
+
+        Returns:
+            The pool.
+        """
+        device = self._model.device
+        # Streams and graphs belong to the current device, which need not be the model's.
+        with torch.cuda.device(device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no annotation
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.warm_up()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                out = self._step()
 
         def replay() -> Tensor:
-            graph.replay()
+            with torch.cuda.device(device):
+                graph.replay()
             return out
 
         self._replay = replay
+        return graph.pool()
+
+    def warm_up(self) -> None:
+        """Run the step three times on what the host buffers hold, as capture demands.
+
+        It writes keys and values like any step, so without its inputs it would write over the
+        cache of others.
+        """
+        self._load()
+        for _ in range(3):
+            self._step()
 
     def __call__(self) -> Tensor:
         """Run on what the host buffers hold; returns (3, R, L) fp32 on the host."""
+        self._load()
+        return (self._replay or self._step)().cpu()
+
+    def _load(self) -> None:
         self._ints.copy_(self.host_ints, non_blocking=True)
         self._floats.copy_(self.host_floats, non_blocking=True)
-        return (self._replay or self._step)().cpu()
 
     def split(self, ints: Tensor) -> tuple[Tensor, ...]:
         """Return views of an int buffer: ids, slots, masked (R, L), table (R, S), three (R,)."""
@@ -144,6 +170,7 @@ class GraphedRunner:
     def __init__(self, runner: Runner, *, trash_slot: int, capture: bool) -> None:
         self._runner, self._trash, self._capture = runner, trash_slot, capture
         self._steps: dict[_Shape, _StaticStep] = {}
+        self._pool: Any = None
         self.num_replays = 0
         self.encode = runner.encode
 
@@ -164,7 +191,7 @@ class GraphedRunner:
                 if self._capture:
                     logger.debug("capturing a graph of %s", shape)
                     self._fill(step, spans)
-                    step.capture()
+                    self._pool = step.capture(self._pool)
                 self._steps[shape] = step
             places = self._fill(step, spans)
             out = step().numpy()

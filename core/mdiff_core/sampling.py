@@ -51,10 +51,12 @@ def sample(
         generator: The request's own stream, on the logits' device.
 
     Returns:
-        Tokens (M,) int64 and confidences (M,) fp32.
+        Tokens (M,) int64 and confidences (M,) fp32. A row with NaN gives NaN confidence.
     """
     logits[:, mask_token_id] = -torch.inf
-    scores = logits.float() / temperature
+    # In fp32 a colder or hotter distribution is none.
+    scores = logits.float() / min(max(temperature, 1e-6), 1e6)
+    broken = ~torch.isfinite(scores.amax(-1))
     if 0 < top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(top_k, -1).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -63,6 +65,8 @@ def sample(
         beyond = ordered.cumsum(-1) - ordered >= top_p
         drop = beyond.scatter(-1, index, beyond)
         scores = scores.masked_fill(drop, -torch.inf)
-    probabilities = scores.softmax(-1)
+    # A row with NaN cannot be drawn from; its confidence tells.
+    probabilities = scores.softmax(-1).masked_fill(broken[:, None], 1.0)
     tokens = torch.multinomial(probabilities, 1, generator=generator)
-    return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0]
+    confidence = probabilities.gather(-1, tokens)[:, 0]
+    return tokens[:, 0], confidence.masked_fill(broken, torch.nan)

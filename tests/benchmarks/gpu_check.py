@@ -96,7 +96,7 @@ def tower_parity(model: torch.nn.Module, device: torch.device) -> bool:
         model.vision.varlen = None
         plain = torch.cat(model.encode_images(patches)).float()
         for prefer in ("varlen", "flash"):
-            name, kernel = choose_varlen(device, prefer)
+            name, kernel = choose_varlen(device, torch.bfloat16, prefer)
             if kernel is None:
                 print(f"image tower {prefer}: not here")
                 continue

@@ -11,14 +11,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageSequence
 from safetensors.torch import load_file, save_file
 
-from mdiff_core import DecodeConfig, DecodeRequest, Engine
+from mdiff_core import DecodeConfig, DecodeRequest, DecodeResult, Engine, unmasking
 from mdiff_core.checkpoint import resolve_checkpoint
 from mdiff_core.config import Capabilities
 from mdiff_core.errors import CapacityError, ConfigError, DecodeError, EngineError, ImageError
-from mdiff_core.graphs import GraphedRunner
+from mdiff_core.graphs import GraphedRunner, _StaticStep
+from mdiff_core.imaging import Patches
 from mdiff_core.segments import prepare_line
 from mdiff_core.testing import write_random_checkpoint
 
@@ -353,19 +354,74 @@ def test_nan_is_an_error_of_its_request(tmp_path: Path) -> None:
     assert isinstance(result.error, DecodeError)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_in_one_image_leaves_the_neighbours_equal(
+    random_engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    batch = [fixed(1, 4, seed=i, temperature=temperature) for i in range(3)]
+    want = [result.token_ids for result in random_engine.generate(batch)]
+    encode = random_engine._model.encode_images
+
+    def second_broken(images: list[Patches]) -> list[torch.Tensor]:
+        features = encode(images)
+        return [f * torch.nan if i == 1 else f for i, f in enumerate(features)]
+
+    monkeypatch.setattr(random_engine._model, "encode_images", second_broken)
+    results = random_engine.generate(batch)
+    assert isinstance(results[1].error, DecodeError) and "NaN" in str(results[1].error)
+    assert [results[i].token_ids for i in (0, 2)] == [want[0], want[2]]
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-5, 1e300])
+def test_any_temperature_above_0_can_be_drawn_at(random_engine: Engine, temperature: float) -> None:
+    cold = random_engine.generate([fixed(1, 4, temperature=1e-5, top_k=5)])[0]
+    [result] = random_engine.generate([fixed(1, 4, temperature=temperature, top_k=5)])
+    assert result.error is None and len(result.token_ids) == 32
+    assert (result.token_ids == cold.token_ids) == (temperature < 1)
+
+
+def test_a_rule_that_fails_costs_its_own_request_only(
+    random_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(state: unmasking.StepState) -> torch.Tensor:
+        raise ValueError("no such luck")
+
+    monkeypatch.setitem(unmasking._RULES, "failing", (failing, False))
+    good = [fixed(1, 4, seed=i) for i in range(3)]
+    want = [result.token_ids for result in random_engine.generate(good)]
+    bad = DecodeRequest(image=noise(9), config=DecodeConfig(rule="failing"))
+    *results, broken = random_engine.generate([*good, bad])
+    assert [result.token_ids for result in results] == want
+    assert isinstance(broken.error, DecodeError) and "no such luck" in str(broken.error)
+
+
+def test_what_cannot_be_prepared_is_an_error_of_its_request(random_engine: Engine) -> None:
+    good = fixed(1, 4)
+    want = random_engine.generate([good])[0].token_ids
+    odd, strip = (DecodeRequest(image=image) for image in (
+        Image.new("La", (84, 56)),  # a mode that Pillow does not convert
+        Image.new("L", (500_000, 1), 255),  # padded to 50:1 it would be 15 GB
+    ))  # fmt: skip
+    first, second, third = random_engine.generate([odd, good, strip])
+    assert isinstance(first.error, ImageError)
+    assert second.token_ids == want
+    assert third.error is None
+
+
 def test_out_of_memory_halves_the_batch(
     random_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = [fixed(1, 4, seed=i) for i in range(7)]
+    batch = [fixed(1, 4, seed=i, temperature=i % 2) for i in range(7)]
     want = [r.token_ids for r in random_engine.generate(batch)]
     run = random_engine._runner.run
     sizes = []
 
     def limited(spans: list[object]) -> object:
         sizes.append(len(spans))
+        outcomes = run(spans)  # type: ignore[arg-type]  # spans as the scheduler made them
         if len(spans) > 2:
-            raise torch.OutOfMemoryError("scripted")
-        return run(spans)  # type: ignore[arg-type]  # spans as the scheduler made them
+            raise torch.OutOfMemoryError("scripted")  # after it has drawn tokens
+        return outcomes
 
     monkeypatch.setattr(random_engine._runner, "run", limited)
     assert [r.token_ids for r in random_engine.generate(batch)] == want
@@ -393,6 +449,60 @@ def test_requests_are_taken_lazily(random_engine: Engine) -> None:
     assert len(taken) <= 4 * random_engine._scheduler.max_sequences
 
 
+def test_broken_images_are_taken_lazily_too_and_counted(random_engine: Engine) -> None:
+    taken, broken = [], DecodeRequest(image=Image.new("RGB", (0, 5)))
+
+    def many() -> object:
+        for i in range(100_000):
+            taken.append(i)
+            yield broken
+
+    before = random_engine.stats.num_requests
+    stream = random_engine.stream(many())  # type: ignore[arg-type]  # a generator of requests
+    next(stream)
+    stream.close()
+    assert len(taken) <= 4 * random_engine._scheduler.max_sequences
+    assert random_engine.stats.num_requests - before == len(taken)
+
+
+def test_pages_of_a_file_are_read_as_they_were_when_they_were_taken(
+    random_engine: Engine, tmp_path: Path
+) -> None:
+    """Pillow shows the pages of a file one after the other in the same object."""
+    pages = [noise(i) for i in range(5)]
+    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
+    config = fixed(1, 4).config
+    want = [random_engine.generate([DecodeRequest(image=page, config=config)])[0] for page in pages]
+    with Image.open(tmp_path / "pages.tif") as file:
+        got = random_engine.generate(
+            DecodeRequest(image=page, config=config) for page in ImageSequence.Iterator(file)
+        )
+    assert [result.token_ids for result in got] == [result.token_ids for result in want]
+
+
+def test_a_stream_that_the_garbage_collector_ends_inside_a_forward_holds_nobody_up(
+    random_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandoned = random_engine.stream([fixed(4, 8, seed=1), fixed(4, 8, seed=2)])
+    next(abandoned)
+    run, left = random_engine._runner.run, [abandoned]
+
+    def collecting(spans: list[object]) -> object:
+        while left:
+            left.pop().close()  # as the collector would, on the thread that holds the lock
+        return run(spans)  # type: ignore[arg-type]  # spans as the scheduler made them
+
+    monkeypatch.setattr(random_engine._runner, "run", collecting)
+    got: list[DecodeResult] = []
+    thread = threading.Thread(
+        target=lambda: got.extend(random_engine.generate([fixed(1, 4)])), daemon=True
+    )
+    thread.start()
+    thread.join(timeout=60)
+    assert len(got) == 1 and got[0].error is None
+    assert random_engine._scheduler.is_idle
+
+
 def test_a_closed_engine_says_so(random_checkpoint: Path) -> None:
     engine = Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**20)
     engine.close()
@@ -401,6 +511,15 @@ def test_a_closed_engine_says_so(random_checkpoint: Path) -> None:
     engine.close()
     with pytest.raises(EngineError, match="closed"), engine:
         pass
+
+
+def test_an_engine_closed_while_an_image_is_decoded_says_so(
+    random_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**20)
+    monkeypatch.setattr("mdiff_core.engine.load_image", lambda image: engine.close())
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate([fixed(1, 1)])
 
 
 def test_two_engines_in_one_process(tmp_path: Path, random_engine: Engine) -> None:
@@ -452,10 +571,18 @@ def test_the_embedded_checkpoint_is_decoded_as_by_the_oracle(
         assert (ours.token_ids, ours.step_map) == (expected.token_ids, expected.step_map)
 
 
+@pytest.mark.parametrize("capture", [False, True])
 def test_the_static_step_of_cuda_graphs_gives_the_same_answers(
-    random_checkpoint: Path, random_oracle: Oracle
+    random_checkpoint: Path,
+    random_oracle: Oracle,
+    monkeypatch: pytest.MonkeyPatch,
+    capture: bool,
 ) -> None:
-    """What is captured on a GPU, run here without capture: same tokens, padding included."""
+    """What is captured on a GPU, run here without a graph: same tokens, padding included.
+
+    With ``capture`` the warm-ups run that precede a graph; they must change nobody's cache.
+    """
+    monkeypatch.setattr(_StaticStep, "capture", lambda step, pool: step.warm_up())
     batch = [
         DecodeRequest(
             image=noise(i, 84 + 28 * i),
@@ -473,7 +600,7 @@ def test_the_static_step_of_cuda_graphs_gives_the_same_answers(
         graphed = GraphedRunner(
             engine._runner,  # type: ignore[arg-type]  # on a CPU it is the eager runner
             trash_slot=engine.info.cache_tokens,
-            capture=False,
+            capture=capture,
         )
         engine._runner = graphed
         results = engine.generate(batch)
