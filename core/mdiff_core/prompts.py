@@ -115,7 +115,10 @@ class Codec:
 def _read_template(folder: Path) -> str:
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{jinja} cannot be read: {error}") from error
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
         value = read_json(path).get("chat_template") if path.is_file() else None
@@ -123,8 +126,8 @@ def _read_template(folder: Path) -> str:
             return value
         if isinstance(value, list):
             # Several named templates: the unnamed use is "default".
-            named = {item["name"]: item["template"] for item in value}
-            if "default" in named:
+            named = {item.get("name"): item.get("template") for item in value}
+            if isinstance(named.get("default"), str):
                 return str(named["default"])
             raise CheckpointError(f"{path} has no default chat template: {json.dumps(list(named))}")
     raise CheckpointError(

@@ -104,8 +104,19 @@ class ModelConfig:
         """Read the two configuration files of a checkpoint folder.
 
         Raises:
-            CheckpointError: If ``config.json`` is missing, is no JSON, or is of another model.
+            CheckpointError: If ``config.json`` is missing, is no JSON, is of another model, or has
+                values of a kind that cannot be used.
         """
+        try:
+            return cls._read(folder)
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+            raise CheckpointError(
+                f"{folder / 'config.json'} cannot be used: {type(error).__name__}: {error}",
+                hint="compare it with that of a released checkpoint",
+            ) from error
+
+    @classmethod
+    def _read(cls, folder: Path) -> ModelConfig:
         raw = read_json(folder / "config.json")
         kind = raw.get("model_type")
         if kind != "mineru_diffusion":
@@ -117,7 +128,7 @@ class ModelConfig:
         vision_raw = _section(raw, "vision_config", "vision_model_config")
         if "rope_theta" not in text_raw and isinstance(text_raw.get("rope_parameters"), Mapping):
             # transformers 5 moves the rotary settings into a mapping of their own.
-            text_raw = {**text_raw, "rope_theta": text_raw["rope_parameters"]["rope_theta"]}
+            text_raw = {**text_raw, "rope_theta": text_raw["rope_parameters"].get("rope_theta")}
         projector = raw.get("vision_projector_type", "patch_merger2x")
         if projector not in ("patch_merger2x", "pm2x"):
             raise CheckpointError(
@@ -151,6 +162,8 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path.name} is missing in {path.parent}",
             hint="give a folder that holds a downloaded checkpoint",
         ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -167,8 +180,11 @@ def _section(raw: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def _pick(kind: Any, raw: Mapping[str, Any]) -> Any:
     # Foreign configuration files carry many keys that are not shapes: unknown ones are fine.
-    fields = kind.__dataclass_fields__
-    return kind(**{name: raw[name] for name in fields if raw.get(name) is not None})
+    given = {name: raw[name] for name in kind.__dataclass_fields__ if raw.get(name) is not None}
+    for name, value in given.items():
+        if kind.__dataclass_fields__[name].type == "int" and type(value) is not int:
+            raise TypeError(f"{name} is {value!r}, not an integer")
+    return kind(**given)
 
 
 def _image_config(raw: Mapping[str, Any]) -> ImageConfig:
@@ -178,6 +194,6 @@ def _image_config(raw: Mapping[str, Any]) -> ImageConfig:
     return ImageConfig(
         min_pixels=int(raw.get("min_pixels") or size.get("shortest_edge") or defaults.min_pixels),
         max_pixels=int(raw.get("max_pixels") or size.get("longest_edge") or defaults.max_pixels),
-        mean=tuple(raw.get("image_mean", defaults.mean)),
-        std=tuple(raw.get("image_std", defaults.std)),
+        mean=tuple(raw.get("image_mean") or defaults.mean),
+        std=tuple(raw.get("image_std") or defaults.std),
     )

@@ -186,8 +186,8 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Return the open file that holds each tensor, by tensor name."""
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{folder / INDEX} has no weight_map")
+        if not isinstance(weight_map, dict) or {type(v) for v in weight_map.values()} != {str}:
+            raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files")
         files = sorted(set(weight_map.values()))
     elif (folder / SINGLE).exists():
         files = [SINGLE]

@@ -99,6 +99,29 @@ def test_other_folders_are_refused(tmp_path: Path, content: str | None, message:
         ModelConfig.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mdiff": None}, {"mdiff": {"tasks": None}}, {"mdiff": {"segment_px": 896}},
+        {"mdiff": {"max_tokens": None}}, {"image_token_id": None},
+        {"text_config": {"num_key_value_heads": 0}}, {"text_config": {"hidden_size": "48"}},
+        {"text_config": {"hidden_size": 48.0}}, {"vision_config": {"num_heads": True}},
+    ],
+)  # fmt: skip
+def test_values_of_a_wrong_kind_are_refused_as_a_checkpoint(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mineru_diffusion", **wrong}))
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be used"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_config_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        ModelConfig.from_folder(tmp_path)
+
+
 def test_a_hub_name_without_network_says_where_a_folder_goes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

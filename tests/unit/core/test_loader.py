@@ -86,3 +86,21 @@ def test_tokenizer_files(tmp_path: Path, name: str, message: str | None) -> None
         message = "no chat template"
     with pytest.raises(CheckpointError, match=message):
         Engine.load(folder, dtype="fp32", cache_bytes=2**20)
+
+
+def test_an_index_without_files_and_templates_without_text(tmp_path: Path) -> None:
+    folder = write_random_checkpoint(tmp_path / "shards", num_shards=2)
+    index = folder / "model.safetensors.index.json"
+    names = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, 1)}))
+    with pytest.raises(CheckpointError, match="no weight_map"):
+        Engine.load(folder, dtype="fp32", cache_bytes=2**20)
+    folder = write_random_checkpoint(tmp_path / "template")
+    (folder / "chat_template.jinja").write_bytes("é".encode("latin-1"))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Engine.load(folder, dtype="fp32", cache_bytes=2**20)
+    (folder / "chat_template.jinja").unlink()
+    named = {"chat_template": [{"name": "default"}]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    with pytest.raises(CheckpointError, match="no default chat template"):
+        Engine.load(folder, dtype="fp32", cache_bytes=2**20)
