@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mdiff_adapters.errors import EngineUnavailableError
+from mdiff_adapters.forks import ForkSafeLock
 from mdiff_adapters.segmenters.config import omp_num_threads
 
 __all__ = ["LineDetector", "line_detector"]
@@ -127,7 +128,7 @@ def _load_rapidocr(num_threads: int | None) -> Any:
     return RapidOCR(params=params)
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _detectors: dict[int, LineDetector] = {}
 
 

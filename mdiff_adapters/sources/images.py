@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
-import numpy as np
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from mdiff_adapters.document import ErrorRecord
 from mdiff_adapters.errors import (
@@ -21,8 +20,9 @@ from mdiff_adapters.errors import (
 from mdiff_adapters.segmenters.base import PageImage
 from mdiff_adapters.sources.base import DocumentSource, PageSelection, SourceLimits
 from mdiff_adapters.sources.sniffing import HEAD_BYTES, refusal
+from mdiff_core.imaging import exif_orientation, to_rgb, turn_upright
 
-__all__ = ["ImageSource", "PillowImageSource", "to_rgb"]
+__all__ = ["ImageSource", "PillowImageSource"]
 
 T = TypeVar("T")
 
@@ -39,8 +39,6 @@ _POINTS_PER_INCH = 72.0
 _MAX_DECODED_PIXELS = 89_478_485
 """Pillow's own limit, used where an application has switched Pillow's off."""
 
-_ORIENTATION_TAG = 0x0112
-_PHOTOMETRIC_TAG = 262
 _CLOCKWISE_DEGREES = {3: 180, 4: 180, 5: 90, 6: 90, 7: 270, 8: 270}
 """By EXIF orientation; the odd ones out also mirror."""
 _SIDEWAYS = (5, 6, 7, 8)
@@ -220,14 +218,16 @@ def _page_image(
     limits: SourceLimits,
 ) -> PageImage:
     """Return the page of a decoded frame; ``size`` is the file's own, before any draft."""
-    orientation = _orientation(image)
+    orientation = exif_orientation(image)
     dpi_x, dpi_y = _dpi(image)
     image.load()
     rgb = to_rgb(image)
-    if image.format != "TIFF":  # Pillow has turned a TIFF while loading it
-        rgb = _turn(rgb, orientation)
     if orientation in _SIDEWAYS:
         size, dpi_x, dpi_y = (size[1], size[0]), dpi_y, dpi_x
+    if image.format == "TIFF":  # Pillow turns it while loading, and tells its upright size
+        size = image.size
+    else:
+        rgb = turn_upright(rgb, orientation)
     size_pt = (size[0] * _POINTS_PER_INCH / dpi_x, size[1] * _POINTS_PER_INCH / dpi_y)
     rgb = _square_pixels(rgb, dpi_x, dpi_y)
     rgb, warnings = _fit(rgb, limits, index)
@@ -243,28 +243,6 @@ def _page_image(
         stem=stem,
         warnings=warnings,
     )
-
-
-def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 where it is absent, illegal or cannot be read."""
-    try:
-        value = image.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception:  # noqa: BLE001 - EXIF blocks are often damaged, the pixels are not
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
-
-
-def _turn(image: Image.Image, orientation: int) -> Image.Image:
-    method = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_270,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_90,
-    }.get(orientation)
-    return image if method is None else image.transpose(method)
 
 
 def _dpi(image: Image.Image) -> tuple[float, float]:
@@ -309,85 +287,3 @@ def _fit(
         page=index,
     )
     return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0), (record,)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Return an image in RGB as a reader would see it on white paper.
-
-    Transparency is laid on white; 16-bit, 32-bit and float images are scaled to 8 bit, which
-    Pillow's own conversion clips; Lab goes through a colour profile.
-
-    Args:
-        image: Image of any mode.
-
-    Returns:
-        RGB image; the same object where it is RGB already.
-    """
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        return _scale_depth(image)
-    if _is_transparent(image):
-        return _on_white(image)
-    if image.mode == "RGB":
-        return image
-    if image.mode == "LAB":
-        profile = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-        converted = ImageCms.profileToProfile(image, *profile, outputMode="RGB")
-        if converted is not None:
-            return converted
-    return image.convert("RGB")
-
-
-def _is_transparent(image: Image.Image) -> bool:
-    return image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    # LA, PA and colour keys (PNG tRNS) reach RGBA by different ways inside Pillow; all do.
-    rgba = image.convert("RGBA")
-    page = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-    page.alpha_composite(rgba)
-    rgb = page.convert("RGB")
-    if _is_uniform(rgb) and not _is_uniform(rgba.getchannel("A")):
-        # White ink on nothing would vanish on white paper.
-        page = Image.new("RGBA", rgba.size, (0, 0, 0, 255))
-        page.alpha_composite(rgba)
-        rgb = ImageOps.invert(page.convert("RGB"))
-    return rgb
-
-
-def _is_uniform(image: Image.Image) -> bool:
-    values = np.asarray(image)
-    return bool((values == values[:1, :1]).all())
-
-
-def _scale_depth(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.float64)
-    values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-    if low < 0:
-        values, high = values - low, high - low
-    values *= 255.0 / _white_level(image.mode, high)
-    if _is_white_zero(image):
-        values = 255.0 - values
-    gray = np.clip(np.rint(values), 0, 255).astype(np.uint8)
-    return Image.fromarray(gray).convert("RGB")
-
-
-def _white_level(mode: str, high: float) -> float:
-    """Return the value that is white: the top of the smallest bit depth that holds the values.
-
-    Scanners store 10 or 12 bits in 16; stretching to the brightest pixel instead would turn a
-    dark, empty page into noise.
-    """
-    if mode == "F" and high <= 1.0:
-        return 1.0
-    for bits in (8, 10, 12, 14, 16, 24):
-        if high <= 2**bits - 1:
-            return float(2**bits - 1)
-    return high
-
-
-def _is_white_zero(image: Image.Image) -> bool:
-    # Pillow inverts 8-bit TIFFs of this kind by itself, not those of 16 bits.
-    tags: Any = getattr(image, "tag_v2", None)
-    return tags is not None and image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC_TAG) == 0

@@ -12,6 +12,7 @@ from mdiff_adapters.errors import (
     ConfigError,
     DocumentError,
     DocumentNotFoundError,
+    MDiffError,
     UnsupportedDocumentError,
 )
 from mdiff_adapters.sources.base import DocumentSource, PageSelection, SourceLimits
@@ -198,5 +199,8 @@ def _open_on(fs: Any, path: str, title: str) -> tuple[BinaryIO, str]:
         raise DocumentNotFoundError(
             "there is no such file", hint="check the path", source=title
         ) from error
-    except OSError as error:
-        raise DocumentError(f"cannot be fetched: {error}", source=title) from error
+    except MDiffError:
+        raise
+    except Exception as error:  # file systems raise what their clients raise
+        reason = str(error) or type(error).__name__
+        raise DocumentError(f"cannot be fetched: {reason}", source=title) from error

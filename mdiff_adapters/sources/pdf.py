@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,6 +26,7 @@ from mdiff_adapters.errors import (
     PasswordRequiredError,
     WrongPasswordError,
 )
+from mdiff_adapters.forks import ForkSafeLock
 from mdiff_adapters.segmenters.base import PageImage
 from mdiff_adapters.sources.base import DocumentSource, PageSelection, SourceLimits
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PDFIUM_LOCK", "PdfSource", "iso_date"]
 
-PDFIUM_LOCK = threading.RLock()
+PDFIUM_LOCK = ForkSafeLock()
 """Held around every call into PDFium; reentrant, since closing may happen inside another call."""
 
 _POINTS_PER_INCH = 72.0

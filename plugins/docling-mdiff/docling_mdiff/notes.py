@@ -6,13 +6,13 @@ hashable, so the notes hang on the object's identity and vanish with it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from dataclasses import dataclass, field
 
 from docling.datamodel.base_models import Page
 
 from mdiff_adapters.document import ParsedPage, Region
+from mdiff_adapters.forks import ForkSafeLock
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class PageNotes:
 
 _notes: dict[int, tuple[weakref.ref[Page], PageNotes]] = {}
 # Reentrant: an allocation under the lock may collect a dead page, whose callback takes it again.
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 
 
 def page_notes(page: Page) -> PageNotes:

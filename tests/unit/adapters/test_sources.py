@@ -166,6 +166,20 @@ def test_fsspec_by_url_and_by_file_system() -> None:
         open_source("nosuchprotocol://x/y.pdf")
 
 
+def test_what_a_file_system_raises_is_a_document_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients have errors of their own, such as aiohttp's for an answer of status 403."""
+    import fsspec
+
+    class Forbidden(Exception):
+        status = 403
+
+    fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(fs), "cat_file", lambda *_: (_ for _ in ()).throw(Forbidden("no")))
+    fs.pipe("/secret.pdf", sample_pdf(1))
+    with pytest.raises(DocumentError, match=r"secret\.pdf: cannot be fetched: no"):
+        open_source("memory://secret.pdf")
+
+
 def test_missing_file_folder_and_things_that_are_no_source(tmp_path: Path) -> None:
     missing = tmp_path / "none.pdf"
     with pytest.raises(DocumentNotFoundError, match=r"none\.pdf: there is no such file") as caught:

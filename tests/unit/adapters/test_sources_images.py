@@ -20,7 +20,7 @@ from mdiff_adapters.errors import (
 )
 from mdiff_adapters.segmenters import PageImage
 from mdiff_adapters.sources import SourceLimits, open_source
-from mdiff_adapters.sources.images import to_rgb
+from mdiff_core.imaging import to_rgb
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -94,12 +94,15 @@ def test_a_damaged_exif_block_costs_nothing() -> None:
     assert load(data).image.size == (200, 100)
 
 
-def test_resolutions_swap_with_the_axes() -> None:
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
+def test_resolutions_swap_with_the_axes(kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    page = load(encode(corner_mark(), "JPEG", exif=exif, dpi=(100, 90)))
-    assert page.image.size == (100, 200)
-    assert page.size_pt == pytest.approx((100 * 72 / 90, 200 * 72 / 100))
+    data = encode(corner_mark(), kind, exif=exif, dpi=(100, 90))
+    for given in (data, Image.open(io.BytesIO(data))):
+        page = load(given)
+        assert page.image.size == (100, 200)
+        assert page.size_pt == pytest.approx((100 * 72 / 90, 200 * 72 / 100))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -232,15 +234,41 @@ def test_the_lock_is_free_while_the_caller_looks_at_a_page() -> None:
     taken = []
 
     def take() -> None:
-        taken.append(PDFIUM_LOCK.acquire(timeout=5))
-        PDFIUM_LOCK.release()
+        with PDFIUM_LOCK:
+            taken.append(True)
 
     with open_source(sample_pdf(2)) as document:
         document.load(0)
-        thread = threading.Thread(target=take)
+        thread = threading.Thread(target=take, daemon=True)
         thread.start()
-        thread.join()
+        thread.join(timeout=5)
     assert taken == [True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_while_a_page_is_rendered_can_render() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with PDFIUM_LOCK:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends a child that waits for a thread it does not have
+        with open_source(sample_pdf(1)) as document:
+            document.load(0)
+        os._exit(0)
+    try:
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_threads_render_the_same_pages() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mdiff_core.errors import ImageError
-from mdiff_core.imaging import fit_edges, smart_size, to_patches
+from mdiff_core.imaging import fit_edges, smart_size, to_patches, upright_rgb
 
 LIMITS = {"min_pixels": 3136, "max_pixels": 1605632}
 
@@ -45,6 +47,7 @@ def test_sizes_are_tokens_within_limits(width: int, height: int) -> None:
         ((10, 3000), (60, 3000)),
         ((1000, 10), (1400, 28)),
         ((100, 7), (400, 28)),
+        ((500_000, 1), (32768, 656)),
     ],
 )
 def test_edges(size: tuple[int, int], want: tuple[int, int]) -> None:
@@ -62,6 +65,21 @@ def test_patches_are_ordered_by_merge_window() -> None:
     order = patches.pixels[:, 0].tolist()
     assert order == [0, 1, 16, 17, 2, 3, 18, 19, 32, 33, 48, 49, 34, 35, 50, 51]
     assert (patches.pixels == patches.pixels[:, :1]).all()
+
+
+def test_an_image_is_looked_at_upright_on_white(tmp_path: Path) -> None:
+    ink = Image.new("LA", (40, 200), (0, 0))
+    ink.paste((0, 255), (0, 0, 40, 20))
+    exif = Image.Exif()
+    exif[0x112] = 6
+    ink.save(tmp_path / "turned.png", exif=exif)
+    with Image.open(tmp_path / "turned.png") as image:
+        values = np.asarray(upright_rgb(image).convert("L"))
+    assert values.shape == (40, 200)  # turned to the right, so that its head is on the right
+    assert values[:, 190].max() == 0 and values[:, 10].min() == 255
+    deep = Image.fromarray(np.array([[0, 1000, 65535]], np.uint16).repeat(30, 0).repeat(30, 1))
+    levels = np.asarray(upright_rgb(deep))[0, [0, 40, 80], 0]
+    assert levels.tolist() == [0, 4, 255]
 
 
 @pytest.mark.parametrize("image", [None, "scan.png", Image.new("RGB", (0, 10))])
