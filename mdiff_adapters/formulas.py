@@ -30,14 +30,11 @@ _WRAPPERS: dict[str, tuple[str, str]] = {
     "none": ("", ""),
 }
 # An escape takes its character with it, so that the bracket of a line break `\\]` is no delimiter.
-_DISPLAY = re.compile(r"\\([\s\S])|\$\$")
+_DISPLAY = re.compile(r"\\(?:begin|end)\s*\{(?:equation\*?|displaymath|math)\}|\\([\s\S])|\$\$")
 _INLINE = re.compile(r"\\([\s\S])|\$")
 _FENCE_OPEN = re.compile(r"\A```[ \t]*(?:latex|tex|math|katex)?[ \t]*(?:\n|\Z)", re.IGNORECASE)
 _FENCE_INLINE = re.compile(r"\A```(?:latex|tex|math|katex)\s+", re.IGNORECASE)
 _FENCE_CLOSE = re.compile(r"\s*```\Z")
-_EQUATION = r"(?:equation\*?|displaymath|math)"
-_EQUATION_OPEN = re.compile(rf"\A\\begin\s*\{{({_EQUATION})\}}")
-_EQUATION_CLOSE = re.compile(rf"\\end\s*\{{({_EQUATION})\}}\Z")
 _INLINE_SPAN = re.compile(r"\\\(.*?\\\)", re.DOTALL)
 _TOKEN = re.compile(
     r"\\(?P<environment>begin|end)\s*\{(?P<name>[^{}]*)\}|\\(?P<fence>left|right)(?![A-Za-z])"
@@ -58,8 +55,9 @@ def strip_delimiters(text: str) -> str:
     r"""Return the bare LaTeX of a formula answer.
 
     Outer ``\[ \]``, ``$$``, ``$``, ``\( \)``, code fences and ``equation`` environments go away,
-    half of a pair too (the answer may be cut). Display delimiters inside become a space, since no
-    formula can hold them. ``\tag`` and all other content stay. Stripping twice changes nothing.
+    half of a pair too (the answer may be cut). Display delimiters and ``equation`` inside become a
+    space, since no formula can hold them. ``\tag`` and all other content stay. Stripping twice
+    changes nothing.
 
     Args:
         text: The answer, special tokens removed.
@@ -78,8 +76,7 @@ def strip_delimiters(text: str) -> str:
 def _strip_once(text: str) -> str:
     if opened := _FENCE_OPEN.match(text) or _FENCE_INLINE.match(text):
         text = text[opened.end() :]
-    text = _FENCE_CLOSE.sub("", text)
-    text = _EQUATION_CLOSE.sub("", _EQUATION_OPEN.sub("", text)).strip()
+    text = _FENCE_CLOSE.sub("", text).strip()
     text = _DISPLAY.sub(lambda m: " " if m.group(1) in (None, "[", "]") else m.group(), text)
     marks = [(m.start(), m.group()) for m in _INLINE.finditer(text) if m.group() in _INLINE_MARKS]
     at_start = bool(marks) and marks[0][0] == 0

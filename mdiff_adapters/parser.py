@@ -288,8 +288,9 @@ def _failed_page(
     error.source = error.source or source.source
     message = str(error)
     if gives_up:
-        left = source.num_pages - index - 1
-        message += f"; too many pages failed one after the other, the last {left} were not tried"
+        message += "; too many pages failed one after the other"
+        if left := len(source.page_indices) - source.page_indices.index(index) - 1:
+            message += f", the last {left} were not tried"
     return ParsedPage(
         index=index,
         label=source.label(index),

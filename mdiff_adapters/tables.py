@@ -12,10 +12,11 @@ import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from html.entities import html5
 from html.parser import HTMLParser
 from typing import Any
 
-from mdiff_adapters.text import escape_inline
+from mdiff_adapters.text import escape_html, escape_inline
 from mdiff_core.errors import EngineUnavailableError
 
 __all__ = ["Cell", "ParsedTable", "Table", "parse_html", "parse_otsl", "parse_table_answer"]
@@ -38,6 +39,13 @@ _DROPPED_MARKUP = frozenset({
     "strike", "strong", "style", "table", "tbody", "td", "tfoot", "th", "thead", "tr", "tt", "u",
     "ul", "var",
 })  # fmt: skip
+# What stands on lines of its own.
+_BLOCK_MARKUP = frozenset({
+    "center", "div", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre",
+    "ul",
+})  # fmt: skip
+# A `<` of text, as in `if x<y</td>`: it begins no comment and no whole tag.
+_LONE_ANGLE = re.compile(r"""<(?!!--|[/!]?[A-Za-z](?:[^<>"']|"[^"]*"|'[^']*')*>)""")
 # The limits of the HTML standard; without them one damaged attribute fills the memory.
 _MAX_COL_SPAN = 1000
 _MAX_ROW_SPAN = 65534
@@ -215,8 +223,8 @@ class Table:
             name = "th" if cell.is_header else "td"
             spans = f' rowspan="{cell.row_span}"' if cell.row_span > 1 else ""
             spans += f' colspan="{cell.col_span}"' if cell.col_span > 1 else ""
-            by_row[cell.row].append(f"<{name}{spans}>{_escape_html(cell.text)}</{name}>")
-        caption = f"<caption>{_escape_html(self.caption)}</caption>" if self.caption else ""
+            by_row[cell.row].append(f"<{name}{spans}>{escape_html(cell.text)}</{name}>")
+        caption = f"<caption>{escape_html(self.caption)}</caption>" if self.caption else ""
         rows = "".join(f"<tr>{''.join(row)}</tr>" for row in by_row)
         return f"<table>{caption}{rows}</table>"
 
@@ -366,7 +374,7 @@ def parse_html(text: str) -> ParsedTable:
     body = _PARTIAL_CHARACTER_REFERENCE.sub("", _PARTIAL_HTML_TAG.sub("", text.rstrip()))
     reader = _HtmlReader()
     # Two formats in one answer: what is no cell here must not show as a tag either.
-    reader.feed(_TAG.sub(" ", body))
+    reader.feed(_LONE_ANGLE.sub("&lt;", _TAG.sub(" ", body)))
     reader.close()
     reader.finish()
     flags = ["html", *reader.flags]
@@ -453,15 +461,17 @@ def _escape_otsl(text: str) -> str:
 
 
 def _unescape(text: str) -> str:
-    return _ENTITY.sub(lambda match: html.unescape(match.group()), text).strip()
+    return _ENTITY.sub(_decode, text).strip()
+
+
+def _decode(entity: re.Match[str]) -> str:
+    # `html.unescape` takes `&copying;` for a sign and `ing;`.
+    known = entity.group()[1] == "#" or entity.group()[1:] in html5
+    return html.unescape(entity.group()) if known else entity.group()
 
 
 def _join(parts: Iterable[str]) -> str:
     return " ".join(filter(None, (_unescape(part) for part in parts)))
-
-
-def _escape_html(text: str) -> str:
-    return html.escape(text, quote=False).replace("\n", "<br>")
 
 
 def _unique(flags: Iterable[str]) -> tuple[str, ...]:
@@ -514,6 +524,13 @@ class _HtmlReader(HTMLParser):
             self._open_cell(tag, dict(attrs))
         elif tag == "br":
             self._write("\n")
+        elif tag in _BLOCK_MARKUP:
+            self._break_line()
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag in _DROPPED_MARKUP or tag in ("sup", "sub"):
+            self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
         if tag == self._skipped:
@@ -534,6 +551,8 @@ class _HtmlReader(HTMLParser):
         elif tag == "tr":
             self._cell = None
             self._row_open = False
+        elif tag in _BLOCK_MARKUP:
+            self._break_line()
 
     def handle_data(self, data: str) -> None:
         if self._skipped is None:
@@ -544,11 +563,19 @@ class _HtmlReader(HTMLParser):
         if self._depth or self._row_open or self._cell is not None:
             self.flags.append("repaired")
 
+    def _parts(self) -> list[str]:
+        return self.outside if self._cell is None else self._cell.parts
+
     def _write(self, text: str) -> None:
-        if self._cell is not None:
-            self._cell.parts.append(text)
-        else:
-            self.outside.append(text)
+        self._parts().append(text)
+
+    def _break_line(self) -> None:
+        """Begin a new line, once: the white space between two tags is none of the text."""
+        parts = self._parts()
+        while parts and not parts[-1].strip(" "):
+            parts.pop()
+        if parts and not parts[-1].endswith("\n"):
+            parts.append("\n")
 
     def _open_row(self) -> None:
         if self._row_open or self._depth == 0:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mdiff_adapters.formulas import escape_dollars
 
@@ -12,6 +15,7 @@ __all__ = [
     "Loop",
     "StrippedText",
     "cut_at_stop",
+    "escape_html",
     "escape_inline",
     "find_loop",
     "split_list_items",
@@ -34,11 +38,10 @@ _MIN_WEAK_REPEATS, _MIN_WEAK_CHARS = 16, 256
 _BULLET = re.compile(r"(?:[•◦▪●○■□‣⁃∙·*–—-]|\(?\d{1,3}[.)]|\[\d{1,3}\]|\(?[a-zA-Z]\))\s+\S")
 # Scripts written without spaces between words, with their punctuation and full-width forms.
 _NO_SPACE = re.compile(
-    "[\u2e80-\u303f\u3040-\u30ff\u3100-\u312f\u31a0-\u31ff\u3400-\u9fff\uf900-\ufaff\ufe30-\ufe4f"
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+    "\u2e80-\u303f\u3040-\u30ff\u3100-\u312f\u31a0-\u31ff\u3400-\u9fff\uf900-\ufaff\ufe30-\ufe4f"
     "\uff00-\uffef\U00020000-\U0003ffff]"
 )
-_WORD_TAIL = re.compile(r"[^\W\d_]+\Z")
-_WORD_HEAD = re.compile(r"[^\W\d_]+")
 _HYPHENS = ("-", "\u2010")
 _SOFT_HYPHEN = "\u00ad"
 
@@ -186,20 +189,25 @@ def _join_lines(line: str, following: str, words: Collection[str]) -> str:
 
 
 def _join_hyphen(line: str, following: str, words: Collection[str]) -> str:
-    tail = _WORD_TAIL.search(line[:-1])
-    head = _WORD_HEAD.match(following)
-    if tail is None:
+    tail = "".join(takewhile(_is_letter, reversed(line[:-1])))[::-1]
+    head = "".join(takewhile(_is_letter, following))
+    if not tail:
         # A dash, or a number's minus, and not a divided word.
         glue = "" if line[-2:-1].isdigit() else " "
         return f"{line}{glue}{following}"
-    if head is None:
+    if not head:
         return line + following
-    left, right = tail.group().lower(), head.group().lower()
+    left, right = tail.lower(), head.lower()
     if left + right in words:
         return line[:-1] + following
     if f"{left}-{right}" in words:
         return line + following
-    return (line[:-1] if head.group()[0].islower() else line) + following
+    return (line if head[0] != head[0].lower() else line[:-1]) + following
+
+
+def _is_letter(char: str) -> bool:
+    """Whether a character is a letter or an accent or vowel sign that belongs to one."""
+    return unicodedata.category(char)[0] in "LM"
 
 
 def split_list_items(text: str) -> list[str]:
@@ -226,7 +234,8 @@ def split_list_items(text: str) -> list[str]:
 
 
 # `<` that a renderer would take for a tag; superscripts and subscripts are meant as such.
-_TAG_START = re.compile(r"(?<!\\)<(?!/?su[bp]>)(?=[A-Za-z/!?])")
+# What an odd number of backslashes stands before is escaped already.
+_TAG_START = re.compile(r"(?<!\\)(?:\\\\)*<(?!/?su[bp]>)(?=[A-Za-z/!?])")
 # Where a link or a picture has its target, which would be hidden, or loaded from elsewhere. Its
 # opening bracket cannot be escaped: `\\[` opens a formula.
 _LINK = re.compile(r"\](?=\()")
@@ -248,3 +257,13 @@ def escape_inline(text: str) -> str:
     for pattern in (_TAG_START, _LINK, _ENTITY):
         text = pattern.sub(r"\\\g<0>", text)
     return escape_dollars(text)
+
+
+# Raised and lowered text is the one markup that models put into plain answers.
+_SCRIPT = re.compile(r"&lt;(su[bp])&gt;(.*?)&lt;/\1&gt;", re.DOTALL)
+
+
+def escape_html(text: str) -> str:
+    """Return plain text as HTML: escaped once, newlines ``<br>``, ``<sup>`` and ``<sub>`` meant."""
+    escaped = html.escape(text, quote=False)
+    return _SCRIPT.sub(r"<\1>\2</\1>", escaped).replace("\n", "<br>")

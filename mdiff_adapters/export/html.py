@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterator
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage, Region
 from mdiff_adapters.export.structure import Block, Images, image_url, page_blocks
 from mdiff_adapters.formulas import Delimiters, tidy_spacing, wrap_formula
+from mdiff_adapters.text import escape_html
 
 __all__ = ["page_to_html", "to_html"]
 
-# Raised and lowered text is the one markup that models put into plain answers.
-_SCRIPT = re.compile(r"&lt;(su[bp])&gt;(.*?)&lt;/\1&gt;", re.DOTALL)
 _STYLE = (
     "body{max-width:50rem;margin:2rem auto;padding:0 1rem;font-family:serif;line-height:1.5}"
     "table{border-collapse:collapse}td,th{border:1px solid #999;padding:.2rem .5rem}"
@@ -70,16 +68,20 @@ def page_to_html(
     """Return one page as a ``section`` element; options as in :func:`to_html`."""
     wrap_formula("", formula_delimiters)
     lines = [f'<section id="page-{page.index + 1}" data-label="{html.escape(page.label)}">']
+    told: set[str] = set()
     for block in page_blocks(page, include_furniture=include_furniture):
-        lines += _block(block, formula_delimiters, images)
+        # A list that something interrupts goes on in another block, without the id again.
+        identity = "" if block.region.id in told else f' id="{_id(block.region)}"'
+        told.add(block.region.id)
+        lines += _block(block, identity, formula_delimiters, images)
     return "\n".join([*lines, "</section>"])
 
 
-def _block(block: Block, delimiters: Delimiters, images: Images) -> Iterator[str]:
+def _block(block: Block, identity: str, delimiters: Delimiters, images: Images) -> Iterator[str]:
     region = block.region
     if block.items:
-        items = "".join(f"<li>{_inline(text)}</li>" for text, _ in block.items)
-        yield f'<ul id="{_id(region)}">{items}</ul>'
+        items = "".join(f"<li>{escape_html(text)}</li>" for text, _ in block.items)
+        yield f"<ul{identity}>{items}</ul>"
         return
     body = "".join(_body(region, delimiters, images))
     if not (region.type == "image" or block.before or block.after):
@@ -87,7 +89,7 @@ def _block(block: Block, delimiters: Delimiters, images: Images) -> Iterator[str
         return
     before = "".join(_note(other) for other in block.before)
     after = "".join(_note(other) for other in block.after)
-    yield f'<figure id="{_id(region)}">{before}{body}{after}</figure>'
+    yield f"<figure{identity}>{before}{body}{after}</figure>"
 
 
 def _body(region: Region, delimiters: Delimiters, images: Images) -> Iterator[str]:
@@ -106,15 +108,11 @@ def _body(region: Region, delimiters: Delimiters, images: Images) -> Iterator[st
         return
     name = "h2" if region.type == "title" else "p"
     for paragraph in region.text.split("\n\n"):
-        yield f'<{name} class="{region.type}">{_inline(paragraph)}</{name}>'
+        yield f'<{name} class="{region.type}">{escape_html(paragraph)}</{name}>'
 
 
 def _note(region: Region) -> str:
-    return f'<p id="{_id(region)}" class="{region.type}">{_inline(region.text)}</p>'
-
-
-def _inline(text: str) -> str:
-    return _SCRIPT.sub(r"<\1>\2</\1>", html.escape(text, quote=False)).replace("\n", "<br>")
+    return f'<p id="{_id(region)}" class="{region.type}">{escape_html(region.text)}</p>'
 
 
 def _id(region: Region) -> str:

@@ -18,15 +18,18 @@ __all__ = ["TableFormat", "page_to_markdown", "to_markdown"]
 TableFormat = Literal["html", "markdown", "auto"]
 
 # What would turn a paragraph into another block, up to three blanks from the edge: a heading, a
-# quote, a fence, a rule or an underlining.
+# quote, a fence, a rule, an underlining or the line below a table's header.
 _BLOCK_START = re.compile(
     r"^( {0,3})(?=#{1,6}(?:\s|$)|>|~{3}|`{3}|(?:=+|-+)\s*$"
-    r"|(?P<rule>[-*_])[ \t]*(?:(?P=rule)[ \t]*){2,}$)",
+    r"|(?P<rule>[-*_])[ \t]*(?:(?P=rule)[ \t]*){2,}$"
+    r"|\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$)",
     re.M,
 )
+# Hashes at the end of a heading are markup too.
+_CLOSING_HASHES = re.compile(r"(^|\s)(#+)\Z")
 # The definition of a link's target, which is not shown.
 _DEFINITION = re.compile(r"^( {0,3}\[[^\]\n]+\]):", re.M)
-_ORDERED = re.compile(r"^\(?\d{1,3}[.)]\s")
+_ORDERED = re.compile(r"^\d{1,3}[.)]\s")
 _FENCE = re.compile(r"`{3,}")
 
 
@@ -113,7 +116,7 @@ def _block_parts(
 
 def _body(region: Region, delimiters: Delimiters, table_format: TableFormat, images: Images) -> str:
     picture = image_url(region, images)
-    parts = [f"![{region.type}]({_link_target(picture)})"] if picture else []
+    parts = [f"![{region.type}]({picture})"] if picture else []
     if region.table is not None:
         piped = table_format == "markdown" or (
             table_format == "auto" and region.table.header_rows == 1
@@ -128,7 +131,8 @@ def _body(region: Region, delimiters: Delimiters, table_format: TableFormat, ima
 
 def _prose(region: Region) -> str:
     if region.type == "title":
-        return f"# {escape_inline(' '.join(region.text.split()))}"
+        title = escape_inline(" ".join(region.text.split()))
+        return "# " + _CLOSING_HASHES.sub(r"\1\\\2", title)
     if region.type in ("code", "algorithm"):
         # The fence must be longer than any inside.
         longest = max((len(run) for run in _FENCE.findall(region.text)), default=2)
@@ -156,7 +160,3 @@ def escape_text(text: str) -> str:
         Markdown that renders as the text.
     """
     return _DEFINITION.sub(r"\1\\:", _BLOCK_START.sub(r"\1\\", escape_inline(text)))
-
-
-def _link_target(url: str) -> str:
-    return f"<{url}>" if re.search(r"[\s()]", url) else url

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from mdiff_adapters.document import ParsedPage, Region, RegionType
 from mdiff_adapters.text import split_list_items
@@ -20,6 +22,9 @@ FURNITURE: frozenset[RegionType] = frozenset(
 _ATTACHED: frozenset[RegionType] = frozenset(
     {"image_caption", "image_footnote", "table_caption", "table_footnote", "code_caption"}
 )
+
+_NO_ITEMS: frozenset[RegionType] = frozenset({"title", "table", "image", "code", "algorithm"})
+"""Types that stand between the items of a list as blocks of their own."""
 
 Images = str | os.PathLike[str]
 """``none``, ``embed``, or a folder that images are written to."""
@@ -46,7 +51,7 @@ def page_blocks(page: ParsedPage, *, include_furniture: bool = False) -> Iterato
     """Yield the blocks of a page in reading order, regions without content left out.
 
     A list's items are one block as long as they follow each other; a caption moves next to its
-    figure or table, everything else stays where the model put it.
+    figure, table or code, everything else stays where the model put it.
 
     Args:
         page: The page.
@@ -70,7 +75,7 @@ def page_blocks(page: ParsedPage, *, include_furniture: bool = False) -> Iterato
         if region.type in _ATTACHED and region.parent in shown:
             continue
         parent = lists.get(region.parent or "")
-        if parent is not None and region.text:
+        if parent is not None and region.text and region.type not in _NO_ITEMS:
             item = (" ".join(region.text.split("\n")), region)
             if open_list is not None and open_list.region is parent:
                 open_list.items.append(item)
@@ -115,7 +120,8 @@ def image_url(region: Region, images: Images) -> str | None:
     if images == "embed":
         return f"data:image/png;base64,{base64.b64encode(region.image).decode('ascii')}"
     folder = Path(images)
-    path = folder / f"{region.id}.png"
+    # Pages of several documents may go to one folder: what a picture shows tells them apart.
+    path = folder / f"{region.id}-{hashlib.sha256(region.image).hexdigest()[:8]}.png"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(region.image)
@@ -124,4 +130,4 @@ def image_url(region: Region, images: Images) -> str | None:
             f"images = {os.fspath(images)!r} cannot be written: {error}",
             hint="give 'none', 'embed' or a folder that can be written",
         ) from error
-    return path.as_posix()
+    return quote(path.as_posix(), safe="/:")

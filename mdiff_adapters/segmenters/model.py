@@ -1,7 +1,8 @@
 """Segmenter ``model``: the model's own layout first, then one request a region.
 
-Two engine calls a window of pages: the layouts of all of them, then all their crops. Answers are
-tied to regions by id, so they may come in any order.
+Two engine calls a window of pages: the layouts of all of them, then all their crops; a third one
+where a table told nothing, for what stands inside it. Answers are tied to regions by id, so they
+may come in any order.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class _Plan:
         return self.record.type
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Draft:
     """A page on its way: the image, the plan, and what went wrong so far."""
 
@@ -151,9 +152,10 @@ class ModelSegmenter:
         owners = {
             plan.id: draft for draft in drafts for plan in draft.plans if plan.task is not None
         }
-        for answer in _ask(engine, _region_requests(drafts, decode), bool(owners)):
-            if answer.id in owners:
-                owners[answer.id].answers[answer.id] = answer
+        _ask_regions(engine, owners, decode)
+        # Second, what empty tables were thought to tell.
+        untold = {plan_id: draft for draft in drafts for plan_id in _unsilence(draft)}
+        _ask_regions(engine, untold, decode)
         return [_finish_page(draft, options) for draft in drafts]
 
 
@@ -196,11 +198,18 @@ def _layout_requests(drafts: dict[str, _Draft], decode: DecodeConfig) -> Iterato
         )
 
 
-def _region_requests(drafts: Iterable[_Draft], decode: DecodeConfig) -> Iterator[Request]:
-    """Yield the crops of all pages; each is cut when the engine asks for it."""
-    for draft in drafts:
+def _ask_regions(engine: Engine, owners: dict[str, _Draft], decode: DecodeConfig) -> None:
+    """Ask about the regions with these ids, and put the answers to their pages."""
+    for answer in _ask(engine, _region_requests(owners, decode), bool(owners)):
+        if answer.id in owners:
+            owners[answer.id].answers[answer.id] = answer
+
+
+def _region_requests(owners: dict[str, _Draft], decode: DecodeConfig) -> Iterator[Request]:
+    """Yield the crops of these regions; each is cut when the engine asks for it."""
+    for draft in dict.fromkeys(owners.values()):
         for plan in draft.plans:
-            if plan.task is None:
+            if plan.task is None or plan.id not in owners:
                 continue
             crop = _crop(draft.page, plan.record)
             if _is_blank(crop):
@@ -276,6 +285,24 @@ def _silence_inside_tables(plans: list[_Plan]) -> None:
     for plan in plans:
         if plan.task is not None and plan.type != "table" and plan.type not in _OWNERS:
             _silence(plan, tables)
+
+
+def _unsilence(draft: _Draft) -> list[str]:
+    """Give the regions inside tables whose answer tells nothing their task back; return their ids.
+
+    What stands on the page is better read without the table's structure than not at all.
+    """
+    untold = set()
+    for plan in draft.plans:
+        if plan.task == "table" and plan.id in draft.answers:
+            content = _read_answer(draft.answers[plan.id], plan, frozenset())
+            if content.table is None and not content.text.strip():
+                untold.add(plan.id)
+    found = [plan for plan in draft.plans if plan.parent in untold and "inside_table" in plan.flags]
+    for plan in found:
+        plan.task = _TASKS.get(plan.type, "text")
+        plan.flags.remove("inside_table")
+    return [plan.id for plan in found if plan.task is not None]
 
 
 def _silence(plan: _Plan, tables: list[_Plan]) -> bool:

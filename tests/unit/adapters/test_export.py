@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 from typing import get_args
+from urllib.parse import quote
 
 import jsonschema
 import pytest
@@ -57,6 +58,7 @@ from mdiff_core.config import DecodeConfig
 
 ROOT = Path(__file__).parents[3]
 PNG = b"\x89PNG\r\n\x1a\n"
+OTHER_PNG = PNG + b"another"
 
 
 def region(order: int, kind: RegionType = "text", text: str = "", **fields: object) -> Region:
@@ -189,17 +191,52 @@ def test_text_is_escaped_for_markdown_only_where_it_must(text: str, escaped: str
         "~~~ Fin ~~~", "``` code fence", "```", "* * *", "- - -", "_  _ _", "***", "above\n=",
         "above\n-", "above\n--", "   # indented", "  > quoted", "[x]: http://evil", "&copy; &#169;",
         "![i](http://evil/?q=1)", "[a](b)", "<img src=x onerror=alert(1)>", "[1]: Smith, [2](3)",
-        "<!-- gone -->", "[1][2] and [3] (see [4])",
+        "<!-- gone -->", "[1][2] and [3] (see [4])", "a | b\n--- | ---\nc | d",
+        "| a |\n| :-: |", "a|b\n-|-", "a | b\n  :-- | --:  |",
     ],
 )  # fmt: skip
 def test_markdown_renders_as_the_text_and_leaves_what_follows_alone(text: str) -> None:
     exported = markdown(region(0, "text", text), region(1, "text", "what follows"))
-    rendered = MarkdownIt().render(exported)
+    rendered = MarkdownIt().enable("table").render(exported)
     assert set(re.findall(r"<(\w+)", rendered)) == {"p"}
     shown = html.unescape(re.sub(r"</?p>", "", rendered)).strip().split("\n")
     assert [" ".join(line.split()) for line in shown if line] == [
         *(" ".join(line.split()) for line in text.split("\n")), "what follows",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("title", ["Introduction to C #", "#", "F#", "## #", "a ##b"])
+def test_hashes_of_a_title_are_part_of_it(title: str) -> None:
+    assert MarkdownIt().render(markdown(region(0, "title", title))) == f"<h1>{title}</h1>\n"
+
+
+def test_an_even_number_of_backslashes_escapes_no_tag() -> None:
+    rendered = MarkdownIt().render(markdown(region(0, "text", r"See \\<server>\share")))
+    assert rendered == "<p>See \\&lt;server&gt;\\share</p>\n"
+
+
+def test_code_in_a_list_stays_code_with_its_caption() -> None:
+    parts = (
+        region(0, "list"), region(1, "text", "1. first", parent="p0r0"),
+        region(2, "code", "def f():\n    return 1", parent="p0r0"),
+        region(3, "code_caption", "Listing 1", parent="p0r2"),
+        region(4, "text", "2. second", parent="p0r0"),
+    )  # fmt: skip
+    fenced = "```\ndef f():\n    return 1\n```"
+    assert markdown(*parts) == f"1. first\n\n{fenced}\n\nListing 1\n\n2. second"
+    assert "Listing 1" in to_text(document(*parts))
+    page_html = to_html(document(*parts))
+    assert "<pre><code>def f():\n    return 1</code></pre>" in page_html
+    ids = re.findall(r'id="([^"]+)"', page_html)
+    assert len(ids) == len(set(ids))
+    assert [item.text for item in to_docling(document(*parts)).texts] == [
+        "first", "def f():\n    return 1", "Listing 1", "second",
+    ]  # fmt: skip
+
+
+def test_numbers_in_brackets_are_items() -> None:
+    rendered = MarkdownIt().render(markdown(region(0, "list", "(1) first\n(2) second")))
+    assert re.findall(r"<li>(.*?)</li>", rendered) == ["(1) first", "(2) second"]
 
 
 def test_cells_and_captions_of_pipe_tables_are_escaped_as_text_is() -> None:
@@ -241,8 +278,14 @@ def test_images_are_left_out_embedded_or_written(tmp_path: Path) -> None:
     assert markdown(figure) == ""
     assert markdown(figure, images="embed").startswith("![image](data:image/png;base64,iVBOR")
     folder = tmp_path / "pictures of it"
-    assert markdown(figure, images=folder) == f"![image](<{(folder / 'p0r0.png').as_posix()}>)"
-    assert (folder / "p0r0.png").read_bytes() == PNG
+    link = markdown(figure, images=folder)
+    [written] = folder.iterdir()
+    assert link == f"![image]({quote(written.as_posix())})" and "%20" in link
+    assert f'<img src="{quote(written.as_posix())}"' in to_html(document(figure), images=folder)
+    assert written.read_bytes() == PNG
+    # A page of another document in the same folder.
+    markdown(region(0, "image", image=OTHER_PNG), images=folder)
+    assert sorted(path.read_bytes() for path in folder.iterdir()) == sorted([PNG, OTHER_PNG])
     assert '<img src="data:image/png;base64,' in to_html(document(figure), images="embed")
     assert markdown(region(0, "image"), images="embed") == ""
     (tmp_path / "file").write_bytes(b"")
@@ -271,7 +314,7 @@ def test_html_escapes_all_text_once() -> None:
     out = to_html(doc)
     assert "<script" not in out
     assert out.count("&lt;script&gt;alert('1 &amp; 2')&lt;/script&gt;") == 4
-    assert out.count("H<sub>2</sub>O &amp;lt;") == 2
+    assert out.count("H<sub>2</sub>O &amp;lt;") == 3
     assert "<title>&lt;a&gt;.pdf</title>" in out
     assert "a &lt; b" in out
 

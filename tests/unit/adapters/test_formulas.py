@@ -63,8 +63,26 @@ def test_what_is_no_outer_delimiter_stays(latex: str) -> None:
     assert strip_delimiters(wrap_formula(latex)) == latex
 
 
-def test_two_formulas_in_one_answer_are_wrapped_once() -> None:
-    wrapped = wrap_formula("\\[a\\]\n\\[b\\]")
+@pytest.mark.parametrize(
+    ("answer", "latex"),
+    [
+        (r"\begin{equation}x\end{equation}\tag{1}", r"x \tag{1}"),
+        (r"\begin{equation} x", "x"),
+        (r"y \end {equation*}", "y"),
+        (r"a \\begin{equation}", r"a \\begin{equation}"),
+    ],
+)
+def test_equation_environments_go_away_wherever_they_stand(answer: str, latex: str) -> None:
+    assert strip_delimiters(answer) == latex
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["\\[a\\]\n\\[b\\]", r"\begin{equation}a\end{equation} \begin{equation}b\end{equation}"],
+)
+def test_two_formulas_in_one_answer_are_wrapped_once(answer: str) -> None:
+    wrapped = wrap_formula(answer)
+    assert "equation" not in wrapped
     assert wrapped.count("\\[") == wrapped.count("\\]") == 1
     assert "a" in wrapped
     assert "b" in wrapped

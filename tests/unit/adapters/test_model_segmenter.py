@@ -175,6 +175,23 @@ def test_duplicates_are_merged_by_box_never_by_text_b7() -> None:
     ] * 2
 
 
+def test_regions_inside_a_table_that_tells_nothing_are_read_after_all() -> None:
+    layout = (
+        record((0, 0, 900, 400), "table") + record((10, 10, 800, 100))
+        + record((10, 200, 800, 300), "equation")
+        + record((0, 500, 900, 900), "table") + record((10, 510, 800, 600))
+    )  # fmt: skip
+    answers = {"p0r0": "", "p0r1": "words", "p0r2": "x^2", "p0r3": "<fcel>a<nl>"}
+    (page,), engine, requests = read(layout, lambda request: answers[request.id])
+    assert [request.id for request in requests[1:]] == ["p0r0", "p0r3", "p0r1", "p0r2"]
+    assert engine.num_calls == 3
+    words, formula = page.regions[1:3]
+    assert (words.text, formula.latex) == ("words", "x^2")
+    assert not words.flags and words.parent == "p0r0"
+    assert (page.regions[4].text, page.regions[4].flags) == ("", ("inside_table",))
+    assert page.status == "ok"
+
+
 def test_regions_inside_tables_are_not_told_twice_b7_c11() -> None:
     found = regions(
         record((100, 100, 900, 500), "table"),

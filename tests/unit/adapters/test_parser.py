@@ -261,6 +261,18 @@ def test_star_02_a_lying_count_ends_soon_with_one_good_page(make_pdf: PdfMaker) 
     assert "not tried" in document.pages[-1].error.message
 
 
+@pytest.mark.parametrize(("pages", "left"), [("1-7", 2), ("1-5", 0)])
+def test_pages_not_tried_are_those_that_were_selected(
+    make_pdf: PdfMaker, pages: str, left: int
+) -> None:
+    data = make_pdf([""] * 100)
+    document = DocumentParser(ScriptedEngine(), max_failed_pages=5, pages=pages).parse(data)
+    assert document.pages[-1].error is not None
+    message = document.pages[-1].error.message
+    assert ("not tried" in message) == bool(left)
+    assert not left or f"the last {left} were" in message
+
+
 def test_single_failures_do_not_add_up(make_pdf: PdfMaker) -> None:
     data = make_pdf([GOOD, "", GOOD, "", GOOD, "", GOOD])
     document = DocumentParser(ScriptedEngine(), max_failed_pages=2).parse(data)

@@ -139,6 +139,7 @@ def test_empty_rows_move_no_text_c2(answer: str) -> None:
         ("<b>bold</b>", "<b>bold</b>"),
         (r"\(x_1 < 2\)", r"\(x_1 < 2\)"),
         ("AT&T &copy 2020", "AT&T &copy 2020"),
+        ("R&copying; &notit;", "R&copying; &notit;"),
     ],
 )
 def test_less_than_and_entities_c3_c11(cell: str, text: str) -> None:
@@ -227,6 +228,13 @@ def test_every_cut_is_read_and_flagged_c6() -> None:
         ("<table><tr><td>p < 0.05</td><td>x<y>z</td></tr></table>",
          [["p < 0.05", "x<y>z"]], ("html",)),
         ("<table><tr><td>&lt;</td><td>&amp;amp;</td></tr></table>", [["<", "&amp;"]], ("html",)),
+        ("<table><tr><td><p>one</p> <p>two</p></td><td>a<div>b</div></td></tr></table>",
+         [["one\ntwo", "a\nb"]], ("html",)),
+        ("<table><tr><td><ul><li>x</li><li>y</li></ul></td><td><p></p></td></tr></table>",
+         [["x\ny", ""]], ("html",)),
+        ("<table><tr><td>if x<y</td><td>a <x/> b</td><td/></tr></table>",
+         [["if x<y", "a <x/> b", ""]], ("html",)),
+        ("<table><!-- a note --><tr><td title='a<b'>q</td></tr></table>", [["q"]], ("html",)),
     ],
 )  # fmt: skip
 def test_html_answers_c8(answer: str, rows: list[list[str]], flags: tuple[str, ...]) -> None:
@@ -235,6 +243,11 @@ def test_html_answers_c8(answer: str, rows: list[list[str]], flags: tuple[str, .
     assert parsed.table.rows() == rows
     assert parsed.flags == flags
     assert Table.from_html(parsed.table.to_html()) == parsed.table
+
+
+def test_raised_and_lowered_text_shows_as_such() -> None:
+    html = Table.from_rows([["x<sup>2</sup> <sub>", "<b>"]]).to_html()
+    assert "x<sup>2</sup> &lt;sub&gt;" in html and "&lt;b&gt;" in html
 
 
 def test_nested_html_keeps_the_inner_text_c8() -> None:
