@@ -30,19 +30,22 @@ class _Executors:
 
     def forget(self) -> None:
         self._lock = threading.Lock()
-        self._by_spec: dict[EngineSpec, ThreadPoolExecutor] = {}
-        # An engine object takes its thread along when it goes.
-        self._by_engine: weakref.WeakKeyDictionary[Engine, ThreadPoolExecutor] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By spec, or by the identity of an engine object: the contract asks nobody for a hash.
+        self._held: dict[EngineSpec | int | type, ThreadPoolExecutor] = {}
 
     def get(self, engine: EngineSpec | Engine) -> ThreadPoolExecutor:
-        held: Any = self._by_spec if isinstance(engine, EngineSpec) else self._by_engine
         with self._lock:
-            if engine not in held:
-                held[engine] = ThreadPoolExecutor(1, thread_name_prefix="mdiff-async")
-            executor: ThreadPoolExecutor = held[engine]
-            return executor
+            key: EngineSpec | int | type = engine if isinstance(engine, EngineSpec) else id(engine)
+            if key not in self._held and isinstance(key, int):
+                try:
+                    # An engine object takes its thread along when it goes, before its identity
+                    # can be another's. No lock there: it may go while this thread holds the lock.
+                    weakref.finalize(engine, self._held.pop, key, None)
+                except TypeError:  # slots without a weak reference: one thread for all of its class
+                    key = type(engine)
+            if key not in self._held:
+                self._held[key] = ThreadPoolExecutor(1, thread_name_prefix="mdiff-async")
+            return self._held[key]
 
 
 _executors = _Executors()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mdiff_adapters.document import ParsedPage
 from mdiff_adapters.errors import ConfigError, DocumentError, DocumentNotFoundError
 from mdiff_adapters.export.elements import page_to_elements
+from mdiff_adapters.sources.sniffing import display_name
 
 if TYPE_CHECKING:
     from mdiff_adapters.parser import DocumentStream
@@ -38,7 +39,7 @@ class Input:
     """A document as the parser takes it.
 
     Attributes:
-        source: A local path, the bytes, or a PIL image made of them.
+        source: A path that can be opened again, the bytes, or a PIL image made of them.
         name: What to call it; None where the parser knows better.
         digest: SHA-256 of the content in hex; empty where it cannot be read, which the parser then
             says properly.
@@ -50,7 +51,7 @@ class Input:
 
 
 def read_input(source: Any, *, fs: Any = None) -> Input:
-    """Return a document with the digest of its content; files that are not local are fetched once.
+    """Return a document with the digest of its content; what is not a local file is read once.
 
     Args:
         source: Path (str or os.PathLike), URL, bytes or a binary file object.
@@ -82,24 +83,27 @@ def read_input(source: Any, *, fs: Any = None) -> Input:
     if "://" in text:
         remote, path = _remote(text)
         return _from_bytes(_fetch(remote, path, text), text)
-    return Input(text, None, _digest_file(text))
+    return _from_path(text)
 
 
 def _from_bytes(data: bytes, name: str | None) -> Input:
     digest = hashlib.sha256(data).hexdigest()
     # Indexes clean up by source: two nameless files must not look like one.
-    return Input(data, name or f"sha256:{digest[:16]}", digest)
+    return Input(data, display_name(name) if name else f"sha256:{digest[:16]}", digest)
 
 
-def _digest_file(path: str) -> str:
+def _from_path(path: str) -> Input:
     digest = hashlib.sha256()
     try:
         with Path(path).open("rb") as file:
+            if not file.seekable():
+                # A pipe gives its content once; to open it again is to wait for another writer.
+                return _from_bytes(file.read(), path)
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     except (OSError, ValueError):
-        return ""
-    return digest.hexdigest()
+        return Input(path, None, "")
+    return Input(path, None, digest.hexdigest())
 
 
 def _remote(url: str) -> tuple[Any, str]:

@@ -22,6 +22,11 @@ class SpecEngine(ClosedOnExit):
         self._closed = False
 
     @property
+    def spec(self) -> EngineSpec:
+        """The spec it was built from."""
+        return self._spec
+
+    @property
     def name(self) -> str:
         """The spec string it was built from."""
         return self._spec.spec
@@ -37,9 +42,12 @@ class SpecEngine(ClosedOnExit):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineError(
-                "the engine is closed", hint="open_engine builds a new one", adapter=self.name
-            )
+            raise self._closed_error()
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(
+            "the engine is closed", hint="open_engine builds a new one", adapter=self.name
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Models and connections do not travel to another process; what they were built from does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,12 +132,21 @@ class EngineSpec:
     def __str__(self) -> str:
         if not self.options:
             return self.spec
-        # Specs end up in logs and error messages; a key must not.
-        shown = [(name, "***" if "key" in name else value) for name, value in self.options]
-        return f"{self.spec} ({', '.join(f'{name}={value}' for name, value in shown)})"
+        shown = mask_keys(dict(self.options))
+        return f"{self.spec} ({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
     def __repr__(self) -> str:
         return f"EngineSpec({str(self)!r})"
+
+
+def is_key(name: str) -> bool:
+    """Whether an option of this name holds a key of a server."""
+    return "key" in name
+
+
+def mask_keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for logs and messages: keys of servers hidden."""
+    return {name: "***" if is_key(name) else value for name, value in options.items()}
 
 
 def _absolute(text: str) -> str:

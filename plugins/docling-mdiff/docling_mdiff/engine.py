@@ -36,7 +36,6 @@ from mdiff_core.closing import ClosedOnExit
 logger = logging.getLogger(__name__)
 
 _DEVICES = [AcceleratorDevice.CPU, AcceleratorDevice.CUDA, AcceleratorDevice.MPS]
-_DEVICE_KINDS = ("checkpoint", "reference")
 
 
 def open_stage_engine(
@@ -74,7 +73,9 @@ def open_stage_engine(
             "allow_remote=True in the engine's options, or MDIFF_DOCLING_ALLOW_REMOTE=1"
         )
     settings: dict[str, Any] = dict(options.engine_options)
-    if spec.kind in _DEVICE_KINDS and accelerator_options.device != AcceleratorDevice.AUTO.value:
+    # A server has its own device; what an engine of a plugin takes is not known here.
+    takes_device = "device" in (spec.known_options or ())
+    if takes_device and accelerator_options.device != AcceleratorDevice.AUTO.value:
         settings.setdefault("device", decide_device(accelerator_options.device, _DEVICES))
     return open_engine(spec, **settings)
 

@@ -6,6 +6,7 @@ class, and prints the descriptions in ``docling options``. That is why an engine
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +20,7 @@ from docling.datamodel.pipeline_options import (
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from docling_mdiff.config import env_default
+from mdiff_adapters.engines.spec import mask_keys
 
 __all__ = [
     "EngineOptions",
@@ -71,7 +73,8 @@ class EngineOptions(BaseModel):
     engine_options: dict[str, JsonValue] = Field(
         default_factory=_from_env("engine_options"),
         description=(
-            "Options of the engine, such as dtype, or model and timeout_s of a server. "
+            "Options of the engine, such as dtype, or model and timeout_s of a server; its key is "
+            "better given as MDIFF_API_KEY, because options are written out as JSON. "
             "Environment: MDIFF_DOCLING_ENGINE_OPTIONS, a JSON object."
         ),
         examples=[{"dtype": "bf16"}],
@@ -103,6 +106,13 @@ class EngineOptions(BaseModel):
         ge=1_000_000,
         description="Pixels a rendered page may have; larger pages are rendered smaller.",
     )
+
+    # Shown only: the JSON keeps a key, because docling tells its pipelines apart by it.
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            if name == "engine_options":
+                value = mask_keys(value)
+            yield name, value
 
 
 class MDiffOcrOptions(EngineOptions, OcrOptions):

@@ -13,7 +13,8 @@ from mdiff_adapters.engines import Engine, EngineSpec
 from mdiff_adapters.engines.registry import check_options, setting_names
 from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export import page_to_markdown, page_to_text
-from mdiff_adapters.export.elements import page_to_elements
+from mdiff_adapters.export.elements import region_to_element
+from mdiff_adapters.export.structure import has_content
 from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.provenance import (
     SCHEMA,
@@ -39,7 +40,8 @@ class DocumentFormat:
 
     Attributes:
         mode: ``page``: one a page; ``single``: one a file; ``elements``: one a region, with
-            ``category``, ``element_id`` and ``bbox`` (fractions of the page, origin top left).
+            ``category``, ``element_id`` and ``bbox`` (fractions of the page, origin top left). A
+            page, or else a region, that gave nothing but an error has the category ``error``.
         format: ``markdown`` or ``text``.
         table_format: ``html`` (a bare ``<table>``) or ``markdown``; for ``format="markdown"``.
         pages_delimiter: Between pages in mode ``single``; a form feed as other PDF loaders have it.
@@ -138,21 +140,23 @@ def load_documents(
 def _elements(
     page: ParsedPage, document: Input, form: DocumentFormat, base: dict[str, Any]
 ) -> Iterator[Document]:
-    regions = {region.id: region for region in page.regions}
-    for element in page_to_elements(page):
-        region_id = str(element["element_id"])
-        only = replace(page, regions=(regions[region_id],))
-        own: dict[str, Any] = {
-            k: element[k] for k in ("category", "element_id", "bbox", "parent_id") if k in element
-        }
+    for region in page.regions:
+        is_lost = not has_content(region)
+        if is_lost and (region.error is None or page.error is not None):
+            continue  # nothing to say, or the page says it once for all
+        element = region_to_element(region, page)
+        only = replace(page, regions=(region,))
+        own: dict[str, Any] = {k: element[k] for k in _ELEMENT_FIELDS if k in element}
+        if is_lost:
+            own["category"] = "error"
         if form.include_blocks:
             own["mdiff_blocks"] = blocks_json(only)
         yield Document(
-            id=stable_id(document.digest, form.mode, region_id),
+            id=stable_id(document.digest, form.mode, region.id),
             page_content=form.text(only, include_furniture=True),
             metadata=base | own | _errors(only),
         )
-    if page.error is not None:  # a failed page has no region that could say so
+    if page.error is not None:
         yield Document(
             id=stable_id(document.digest, form.mode, page.index),
             page_content="",
@@ -161,9 +165,10 @@ def _elements(
 
 
 def _errors(*pages: ParsedPage) -> dict[str, str]:
-    found = {page.label: error for page in pages if (error := page_error(page)) is not None}
+    # Not by label: a file may give several pages the same one.
+    found = [(page.label, error) for page in pages if (error := page_error(page)) is not None]
     if not found:
         return {}
     if len(pages) == 1:
-        return {"mdiff_error": next(iter(found.values()))}
-    return {"mdiff_error": "; ".join(f"page {label}: {error}" for label, error in found.items())}
+        return {"mdiff_error": found[0][1]}
+    return {"mdiff_error": "; ".join(f"page {label}: {error}" for label, error in found)}

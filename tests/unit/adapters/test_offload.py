@@ -7,11 +7,13 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from mdiff_adapters.engines import EngineSpec
-from mdiff_adapters.offload import iterate_off_loop
+from mdiff_adapters.offload import _executors, iterate_off_loop
 from mdiff_adapters.testing import ScriptedEngine
 
 SPEC = EngineSpec("scripted:")
@@ -57,6 +59,44 @@ def test_engines_have_threads_of_their_own_which_go_with_them() -> None:
     del engine
     gc.collect()
     assert gone() is None
+
+
+@dataclass
+class Unhashable:
+    """An engine that compares by value, which takes its hash away."""
+
+    inner: Any
+
+
+class Slotted:
+    """An engine that no weak reference can point to."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+@pytest.mark.parametrize("kind", [Unhashable, Slotted])
+def test_engines_need_neither_a_hash_nor_a_weak_reference(kind: Any) -> None:
+    threads: set[threading.Thread] = set()
+
+    def note() -> Iterator[int]:
+        for i in range(3):
+            threads.add(threading.current_thread())
+            yield i
+
+    async def run(own: Any) -> list:
+        return await asyncio.gather(*(collect(note(), own) for _ in range(2)))
+
+    gc.collect()
+    before = len(_executors._held)
+    engine = kind(ScriptedEngine())
+    assert asyncio.run(run(engine)) == [[0, 1, 2]] * 2
+    assert len(threads) == 1
+    del engine
+    gc.collect()
+    assert len(_executors._held) == before + (kind is Slotted)  # one for all of that class
 
 
 def test_an_error_reaches_the_consumer_and_closes_the_iterator() -> None:

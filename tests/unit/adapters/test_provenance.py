@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -43,6 +46,25 @@ def test_the_digest_is_that_of_the_content_however_it_comes(tmp_path: Path) -> N
 def test_a_path_that_cannot_be_read_is_left_to_the_parser(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path, "nul\0byte"):
         assert read_input(path).digest == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.timeout(20)  # opening a pipe for the second time waits for ever
+def test_a_pipe_is_read_once_and_keeps_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.pdf"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(b"content",), daemon=True)
+    writer.start()
+    one = read_input(path)
+    writer.join()
+    assert (one.source, one.name) == (b"content", str(path))
+    assert one.digest == hashlib.sha256(b"content").hexdigest()
+
+
+def test_names_that_are_no_text_can_be_stored() -> None:
+    file = io.BytesIO(b"content")
+    file.name = "report-\udcff.pdf"  # type: ignore[attr-defined]
+    assert read_input(file).name == r"report-\udcff.pdf"
 
 
 def test_what_is_no_document() -> None:

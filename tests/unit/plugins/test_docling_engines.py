@@ -847,6 +847,26 @@ def test_the_device_reaches_the_engine_and_auto_leaves_the_choice_to_it(monkeypa
     assert opened == [("tiny", {"dtype": "fp32"}), ("tiny", {"dtype": "fp32", "device": "cpu"})]
 
 
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("tiny", {"device": "cpu"}),
+        ("org/name", {"device": "cpu"}),
+        ("modelscope:org/name", {"device": "cpu"}),
+        ("reference:/checkpoint", {"device": "cpu"}),
+        ("replay:/folder", {}),
+        ("theirs:x", {}),
+    ],
+)
+def test_the_device_reaches_every_kind_of_engine_that_takes_one(monkeypatch, engine, expected):
+    opened = []
+    monkeypatch.setattr("docling_mdiff.engine.open_engine", lambda spec, **o: opened.append(o))
+    open_stage_engine(
+        EngineOptions(engine=engine), AcceleratorOptions(device=AcceleratorDevice.CPU)
+    )
+    assert opened == [expected]
+
+
 def test_a_device_that_is_not_there_is_refused():
     import torch
 

@@ -240,3 +240,17 @@ def test_a_converter_refuses_what_it_cannot_use(options, message):
 def test_pipeline_options_refuse_unknown_names():
     with pytest.raises(ValidationError, match="threshold"):
         MDiffPdfPipelineOptions(threshold=0.5)
+
+
+def test_keys_of_servers_are_not_shown_but_tell_pipelines_apart():
+    def pipeline(key):
+        return MDiffPdfPipelineOptions(
+            ocr_options=MDiffOcrOptions(engine_options={"api_key": key, "timeout_s": 7})
+        )
+
+    mine, yours = pipeline("SECRET"), pipeline("OTHER")
+    for options in (mine, mine.ocr_options):
+        assert "SECRET" not in f"{options!r} {options}"
+        assert "'api_key': '***', 'timeout_s': 7" in repr(options)
+    assert mine.ocr_options.engine_options["api_key"] == "SECRET"
+    assert create_pipeline_options_hash(mine) != create_pipeline_options_hash(yours)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +143,46 @@ def test_elements_keep_a_page_that_failed(pdf: Path) -> None:
     assert "device lost" in documents[1].metadata["mdiff_error"]
 
 
+def test_elements_keep_a_region_that_failed_in_its_place(scan: Path) -> None:
+    def script(request: Request) -> str:
+        if request.origin.get("order") == 1:
+            raise RuntimeError("device lost")
+        return rich(request)
+
+    whole = load(scan, rich, mode="elements", include_blocks=True)
+    documents = load(scan, script, mode="elements", include_blocks=True)
+    assert [d.metadata["category"] for d in documents] == ["title", "error", "table"]
+    assert [d.id for d in documents] == [d.id for d in whole], "a second run cannot replace it"
+    lost = documents[1]
+    assert (lost.page_content, lost.metadata["mdiff_blocks"]) == ("", "[]")
+    assert "device lost" in lost.metadata["mdiff_error"]
+    assert lost.metadata["bbox"] == whole[1].metadata["bbox"]
+    assert not any("mdiff_error" in d.metadata for d in (documents[0], documents[2]))
+
+
+def test_elements_leave_out_a_region_that_is_only_empty(scan: Path) -> None:
+    def script(request: Request) -> str:
+        return "" if request.origin.get("order") == 1 else rich(request)
+
+    documents = load(scan, script, mode="elements")
+    assert [d.metadata["category"] for d in documents] == ["title", "table"]
+
+
+def test_single_tells_every_error_of_pages_with_the_same_label() -> None:
+    def script(request: Request) -> str:
+        raise RuntimeError(f"lost {request.origin['page']}")
+
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(sample_pdf(3)))
+    writer.set_page_label(0, 0, style="/D", start=1)
+    writer.set_page_label(1, 2, style="/D", start=1)
+    buffer = io.BytesIO()
+    writer.write(buffer)
+    loader = MDiffLoader(file=buffer, engine=ScriptedEngine(script), mode="single")
+    error = loader.load()[0].metadata["mdiff_error"]
+    assert [error.count(f"lost {page}") for page in range(3)] == [1, 1, 1]
+    assert [part.split(":")[0] for part in error.split("; ")] == ["page 1", "page 1", "page 2"]
+
+
 def test_table_format_and_text(scan: Path) -> None:
     """Thread row 19: a bare <table>, or pipes, or tabs."""
     [html] = load(scan, rich)
@@ -226,6 +270,18 @@ def test_an_open_file_keeps_its_name(pdf: Path) -> None:
     with pdf.open("rb") as file:
         loader = MDiffLoader(file=file, engine=ScriptedEngine())
     assert {d.metadata["source"] for d in loader.load()} == {str(pdf)}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.timeout(20)  # opening a pipe for the second time waits for ever
+def test_a_pipe_is_a_file(pdf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pipe.pdf"
+    os.mkfifo(path)
+    content = pdf.read_bytes()
+    threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+    documents = load(path)
+    assert [d.id for d in documents] == [d.id for d in load(pdf)]
+    assert {d.metadata["source"] for d in documents} == {str(path)}
 
 
 def test_a_url_stays_the_source() -> None:
@@ -322,6 +378,46 @@ def test_options_of_engines_are_forwarded() -> None:
     MDiffLoader("a.pdf", engine="theirs:x", treshold=0.5)
     MDiffLoader("a.pdf", engine="tiny", device="cpu", max_sequences=2)
     MDiffLoader("a.pdf", engine=ScriptedEngine(), device="auto", window=2)
+
+
+@dataclass
+class Wrapped:
+    """An engine of somebody else: a dataclass, which has no hash."""
+
+    inner: ScriptedEngine
+    name: str = "wrapped"
+
+    @property
+    def capabilities(self) -> Any:
+        return self.inner.capabilities
+
+    def answer(self, requests: Any) -> Any:
+        return self.inner.answer(requests)
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *raised: object) -> None: ...
+
+
+def test_an_engine_without_a_hash_loads_off_the_loop_too(pdf: Path) -> None:
+    loader = MDiffLoader(pdf, engine=Wrapped(ScriptedEngine()))
+
+    async def collect() -> list[Any]:
+        return [document async for document in loader.alazy_load()]
+
+    assert asyncio.run(collect()) == loader.load()
+
+
+def test_keys_of_servers_are_not_shown() -> None:
+    options: dict[str, Any] = {"engine": "http://host:1", "api_key": "SECRET"}
+    adapters = (
+        MDiffLoader("a.pdf", **options), MDiffBlobParser(**options), MDiffImageParser(**options),
+    )  # fmt: skip
+    for adapter in adapters:
+        assert "SECRET" not in f"{adapter!r} {adapter} {adapter._parser!r}"
 
 
 def test_a_loader_needs_exactly_one_file() -> None:

@@ -8,7 +8,9 @@ import copy
 import hashlib
 import io
 import json
+import os
 import pickle
+import threading
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -34,6 +36,11 @@ from mdiff_adapters.sources import open_source
 from mdiff_adapters.testing import ONE_TEXT_REGION, ScriptedEngine, default_script, sample_pdf
 
 TABLE_LAYOUT = ONE_TEXT_REGION.replace("text<|ref_end|>", "table<|ref_end|>")
+REPLAY = Path(__file__).resolve().parents[2] / "data" / "replay"
+TWO_REGIONS = "\n".join(
+    f"<|box_start|>050 {top} 950 {bottom}<|box_end|><|ref_start|>text<|ref_end|><|rotate_up|>"
+    for top, bottom in ((100, 400), (500, 900))
+)
 
 
 def table(request: Request) -> str:
@@ -122,6 +129,21 @@ def test_a_failed_page_is_not_skipped_as_empty(pdf: Path) -> None:
     documents = MDiffReader(engine=ScriptedEngine(script), skip_empty=True).load_data(pdf)
     assert "device lost" in documents[1].metadata["mdiff_error"]
     assert "mdiff_error" in documents[1].excluded_llm_metadata_keys
+
+
+def test_a_page_whose_only_text_failed_is_not_skipped_as_empty(tmp_path: Path) -> None:
+    def script(request: Request) -> str:
+        if request.task == "layout":
+            return TWO_REGIONS
+        if request.origin["order"] == 0:
+            raise RuntimeError("device lost")
+        return ""
+
+    Image.effect_noise((400, 400), 60).save(tmp_path / "noise.png")
+    reader = MDiffReader(engine=ScriptedEngine(script), skip_empty=True)
+    [document] = reader.load_data(tmp_path / "noise.png")
+    assert document.text == ""
+    assert "device lost" in document.metadata["mdiff_error"]
 
 
 def test_page_images_are_resources_and_only_on_request(pdf: Path) -> None:
@@ -242,6 +264,20 @@ def test_every_kind_of_file(pdf: Path) -> None:
         reader.load_data([3])
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.timeout(20)  # opening a pipe for the second time waits for ever
+def test_a_pipe_is_a_file(pdf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pipe.pdf"
+    os.mkfifo(path)
+    content = pdf.read_bytes()
+    threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+    reader = MDiffReader(engine=ScriptedEngine(), page_images="resource")
+    documents = reader.load_data(path)
+    assert [d.id_ for d in documents] == [d.id_ for d in reader.load_data(pdf)]
+    assert {d.metadata["file_name"] for d in documents} == {"pipe.pdf"}
+    assert all(d.image_resource is not None for d in documents)
+
+
 def test_passwords_are_used_and_never_serialised(tmp_path: Path) -> None:
     writer = pypdf.PdfWriter(clone_from=io.BytesIO(sample_pdf(1)))
     writer.encrypt("secret", algorithm="AES-256")
@@ -251,6 +287,65 @@ def test_passwords_are_used_and_never_serialised(tmp_path: Path) -> None:
     reader = MDiffReader(engine="scripted:", password="secret")
     assert len(reader.load_data(tmp_path / "locked.pdf")) == 1
     assert "secret" not in json.dumps(reader.to_dict()) + repr(reader)
+
+
+def test_keys_of_servers_are_neither_shown_nor_serialised_but_pickled() -> None:
+    options = {"api_key": "SECRET", "timeout_s": 7}
+    for settings in ({"engine_options": options}, {"parser_options": options}):
+        reader = MDiffReader("http://host:1", **settings)  # type: ignore[arg-type]
+        written = f"{reader!r} {reader} {reader.to_dict()} {reader.to_json()}"
+        assert "SECRET" not in written
+        assert "timeout_s" in written and "'api_key': '***'" in repr(reader)
+        assert MDiffReader.from_dict(reader.to_dict()).to_dict() == reader.to_dict()
+        for again in (pickle.loads(pickle.dumps(reader)), copy.copy(reader), reader.model_copy()):
+            assert {**again.engine_options, **again.parser_options} == options
+    spec = EngineSpec.parse("http://host:1", api_key="SECRET")
+    assert "SECRET" not in repr(MDiffReader(spec))
+
+
+def test_changed_settings_hold_from_the_next_file_on(pdf: Path) -> None:
+    engine = ScriptedEngine()
+    reader = MDiffReader(engine)
+    copied = reader.model_copy(update={"pages": "1", "threshold": 0.5})
+    assert (len(copied.load_data(pdf)), len(reader.load_data(pdf))) == (1, 3)
+    assert {asked.threshold for asked in engine.asked} == {0.5, 0.95}
+    reader.pages = "2-3"
+    assert [d.text for d in reader.load_data(pdf)] == ["Text of page 2", "Text of page 3"]
+    reader.parser_options["dpi"] = 100
+    reader.page_images = "resource"
+    assert picture_size(reader.load_data(pdf)[0]) == (200, 200)
+    assert len(pickle.loads(pickle.dumps(reader)).load_data(pdf)) == 2
+
+
+def test_a_live_engine_serves_until_another_is_named(pdf: Path) -> None:
+    engine = ScriptedEngine(lambda request: default_script(request).replace("Text", "Live"))
+    reader = MDiffReader(engine, pages="1")
+    assert reader.model_copy(update={"pages": "2"}).load_data(pdf)[0].text == "Live of page 2"
+    named = reader.model_copy(update={"engine_options": {"delay_s": 0.002}})
+    assert named.load_data(pdf)[0].text == "Text of page 1"
+    assert asyncio.run(named.aload_data(pdf))[0].text == "Text of page 1"
+    assert reader.load_data(pdf)[0].text == "Live of page 1"
+
+
+def test_changed_settings_are_checked(pdf: Path) -> None:
+    reader = MDiffReader("scripted:")
+    with pytest.raises(ValueError, match="on_error"):
+        reader.on_error = "bogus"  # type: ignore[assignment]
+    assert reader.on_error == "record"
+    for update, message in (
+        ({"export_type": "pdf"}, "export_type"),
+        ({"page": "1"}, "page"),
+        ({"threshold": 2.0}, "threshold"),
+        ({"parser_options": {"windw": 2}}, "windw"),
+        ({"parser_options": {"threshold": 0.5}}, "threshold in parser_options"),
+        ({"engine_options": {"devise": "cpu"}}, "devise"),
+        ({"page_images": "resource", "split_by_page": False}, "one Document a page"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reader.model_copy(update=update)
+    reader.threshold = 2.0
+    with pytest.raises(ConfigError, match="threshold"):
+        reader.load_data(pdf)
 
 
 def test_settings_are_checked() -> None:
@@ -310,6 +405,16 @@ def test_pickling_leaves_a_live_engine_in_the_original(pdf: Path) -> None:
     assert len(unpicklable.asked) > asked, "the original lost its engine"
     assert travelled.engine == "scripted:"
     assert copy.copy(reader).load_data(pdf)
+
+
+@pytest.mark.parametrize("given", [{}, {"engine_options": {"tables": None}}])
+def test_a_live_engine_travels_as_the_spec_it_was_built_from(given: dict[str, Any]) -> None:
+    engine = open_engine(f"replay:{REPLAY}", tables="otsl")
+    reader = MDiffReader(engine, **given)
+    assert reader._make_parser().engine is engine
+    for again in (pickle.loads(pickle.dumps(reader)), MDiffReader.from_dict(reader.to_dict())):
+        assert again.engine_options == {"tables": "otsl"}
+        assert again._make_parser().engine is engine  # one a process and spec
 
 
 # -- behind LlamaIndex --------------------------------------------------------------------------

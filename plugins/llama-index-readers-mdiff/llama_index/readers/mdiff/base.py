@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
 from llama_index.core.readers.base import BasePydanticReader
 from llama_index.core.schema import Document, MediaResource
+from typing_extensions import Self
 
 from mdiff_adapters.document import ParsedDocument, ParsedPage
 from mdiff_adapters.engines import Engine, EngineSpec, open_engine
 from mdiff_adapters.engines.registry import check_options, setting_names
+from mdiff_adapters.engines.shared import SpecEngine
+from mdiff_adapters.engines.spec import is_key, mask_keys
 from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.export import page_to_markdown, page_to_text
 from mdiff_adapters.offload import iterate_off_loop
@@ -52,7 +55,9 @@ class MDiffReader(BasePydanticReader):
         reader = SimpleDirectoryReader("docs", file_extractor={".pdf": MDiffReader()})
 
     The reader holds settings only and pickles as such; the engine is built on first use and shared
-    by everything in a process that names it.
+    by everything in a process that names it. A setting may be changed, and holds from the next file
+    on. Engine options with ``key`` in their name are neither shown nor serialised, but pickled:
+    workers need them.
 
     Args:
         engine: ``tiny``, a checkpoint folder or hub name, ``http://…``, a spec, or a live engine.
@@ -79,6 +84,8 @@ class MDiffReader(BasePydanticReader):
         ConfigError: If a setting or option is unknown or out of range, or two do not go together.
     """
 
+    model_config = ConfigDict(validate_assignment=True)
+
     engine: str = Field(default="tiny", description="Name of the engine.")
     engine_options: dict[str, Any] = Field(default_factory=dict, description="Its options.")
     threshold: float | None = Field(default=None, description="Confidence limit of a token.")
@@ -97,38 +104,56 @@ class MDiffReader(BasePydanticReader):
     )
     parser_options: dict[str, Any] = Field(default_factory=dict, description="Further options.")
 
-    _engine: Any = PrivateAttr(default=None)
-    _parser: DocumentParser = PrivateAttr()
+    # The engine as it was given, with the settings it was given as.
+    _given: tuple[tuple[str, dict[str, Any]], EngineSpec | Engine] = PrivateAttr()
 
     def __init__(
         self, engine: str | os.PathLike[str] | EngineSpec | Engine = "tiny", **settings: Any
     ) -> None:
         _check_names(engine, settings, tuple(type(self).model_fields))
         live: Engine | None = None
-        if isinstance(engine, EngineSpec):
-            options = {**dict(engine.options), **settings.pop("engine_options", {})}
-            settings |= {"engine": engine.spec, "engine_options": options}
-        elif isinstance(engine, (str, os.PathLike)):
+        if isinstance(engine, (str, os.PathLike)):
             settings["engine"] = os.fspath(engine)
         else:
-            live = open_engine(engine, **settings.get("engine_options", {}))
-            settings["engine"] = live.name
+            options = settings.pop("engine_options", {})
+            if not isinstance(engine, EngineSpec):
+                live = open_engine(engine, **options)
+                engine, options = _spec_of(live), {}
+            options = {**dict(engine.options), **options}
+            settings |= {"engine": engine.spec, "engine_options": options}
         settings.setdefault("is_remote", EngineSpec.parse(settings["engine"]).kind == "http")
         super().__init__(**settings)
         spec = EngineSpec.parse(self.engine, **self.engine_options)
-        if live is None:
-            spec.check_options()
-        self._engine = live if live is not None else spec
-        check_options(
-            "MDiffReader.parser_options", _PARSER_SETTINGS, self._engine, self.parser_options
-        )
+        named = (self.engine, dict(self.engine_options))
+        self._given = (named, spec if live is None else live)
+        self._make_parser()  # wrong settings are refused here, not at the first file
+
+    @property
+    def _engine(self) -> EngineSpec | Engine:
+        named, given = self._given
+        if named == (self.engine, self.engine_options):
+            return given
+        return EngineSpec.parse(self.engine, **self.engine_options)
+
+    def _make_parser(self) -> DocumentParser:
+        """Return a parser with the settings as they are now; it opens nothing and costs nothing."""
+        engine = self._engine
+        if isinstance(engine, EngineSpec):
+            engine.check_options()
+        for name in self.parser_options:
+            if name in type(self).model_fields and name in _PARSER_SETTINGS:
+                raise ConfigError(
+                    f"{name} in parser_options is a setting of the reader itself",
+                    hint=f"write MDiffReader({name}=…)",
+                )
+        check_options("MDiffReader.parser_options", _PARSER_SETTINGS, engine, self.parser_options)
         if self.page_images == "resource" and self._whole_files:
             raise ConfigError(
                 "page_images='resource' needs one Document a page: a Document has one image",
                 hint="leave split_by_page=True, and export_type 'markdown' or 'text'",
             )
-        self._parser = DocumentParser(
-            self._engine,
+        return DocumentParser(
+            engine,
             threshold=self.threshold,
             pages=self.pages,
             password=self.password,
@@ -144,6 +169,33 @@ class MDiffReader(BasePydanticReader):
     def class_name(cls) -> str:
         """Return the name under which the reader is serialised."""
         return "MDiffReader"
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, with changed settings if asked; unlike the base class's, they are checked.
+
+        Args:
+            update: The changed settings.
+            deep: Whether settings that are containers are copied too.
+
+        Raises:
+            ValueError: If a changed setting is unknown or of the wrong kind.
+            ConfigError: If it is out of range, or two settings do not go together.
+        """
+        copied = super().model_copy(deep=deep)
+        for name, value in (update or {}).items():
+            setattr(copied, name, value)
+        copied._make_parser()
+        return copied
+
+    @field_serializer("engine_options", "parser_options")
+    def _without_keys(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if not is_key(name)}
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            if name in ("engine_options", "parser_options"):
+                value = mask_keys(value)
+            yield name, value
 
     def __getstate__(self) -> dict[str, Any]:
         # The base class deletes what cannot be pickled from the live object; settings always can.
@@ -202,9 +254,10 @@ class MDiffReader(BasePydanticReader):
     # -- translation -------------------------------------------------------------------------
 
     def _read(self, content: Input, extra_info: dict[str, Any]) -> Iterator[Document]:
+        parser = self._make_parser()
         with ExitStack() as stack:
-            document = stack.enter_context(self._parser.open(content.source, name=content.name))
-            pictures = stack.enter_context(self._open_pictures(content))
+            document = stack.enter_context(parser.open(content.source, name=content.name))
+            pictures = stack.enter_context(self._open_pictures(content, parser))
             shown: dict[str, Any] = {"file_name": PurePath(document.source).name}
             if document.metadata.get("title"):
                 shown["title"] = document.metadata["title"]
@@ -221,7 +274,7 @@ class MDiffReader(BasePydanticReader):
                 return
             for page in document:
                 text = self._text(page)
-                if self.skip_empty and not text.strip() and page.error is None:
+                if self.skip_empty and not text.strip() and page_error(page) is None:
                     continue
                 labelled = {"page_label": page.label, **shown}
                 one = self._document(content, page.index, text, labelled, extra_info, page)
@@ -229,7 +282,9 @@ class MDiffReader(BasePydanticReader):
                     self._add_picture(one, pictures, page)
                 yield one
 
-    def _open_pictures(self, content: Input) -> AbstractContextManager[DocumentSource | None]:
+    def _open_pictures(
+        self, content: Input, parser: DocumentParser
+    ) -> AbstractContextManager[DocumentSource | None]:
         """Open the document a second time for page images, which parsing does not keep."""
         if self.page_images == "none":
             return nullcontext()
@@ -237,7 +292,7 @@ class MDiffReader(BasePydanticReader):
             content.source,
             password=self.password,
             name=content.name,
-            limits=self._parser.limits,
+            limits=parser.limits,
         )
 
     def _add_picture(self, one: Document, pictures: DocumentSource, page: ParsedPage) -> None:
@@ -306,12 +361,11 @@ def _check_names(engine: Any, settings: dict[str, Any], known: tuple[str, ...]) 
             if name in names:
                 hint = f"write {field}={{{name!r}: …}}"
         raise ConfigError(f"MDiffReader has no setting {name!r}", hint=hint)
-    for name in settings.get("parser_options") or ():
-        if name in known and name in _PARSER_SETTINGS:
-            raise ConfigError(
-                f"{name} in parser_options is a setting of the reader itself",
-                hint=f"write MDiffReader({name}=…)",
-            )
+
+
+def _spec_of(engine: Engine) -> EngineSpec:
+    """Return what another process builds the same engine from: its spec, else its name."""
+    return engine.spec if isinstance(engine, SpecEngine) else EngineSpec(engine.name)
 
 
 def _png(image: Image.Image) -> MediaResource:
