@@ -99,6 +99,11 @@ _SUFFIXES = {
 }
 
 
+def _console(*, stderr: bool = False) -> Console:
+    """Return a console that shows text as it is: names and reasons hold brackets and colons."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
 def _render(document: ParsedDocument, kind: Format) -> str:
     writers: dict[Format, Callable[[], str]] = {
         Format.MD: document.to_markdown,
@@ -147,7 +152,7 @@ def parse(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary, no progress.")] = False,
 ) -> None:
     """Read documents and write markdown, JSON, HTML, DoclingDocument JSON or plain text."""
-    console = Console(stderr=True, highlight=False)
+    console = _console(stderr=True)
     stems = _stems(files)
     code = 0
     with _errors(console, wrong_usage=True):
@@ -177,14 +182,10 @@ def parse(
                 _draw(parser, source, password, document, drawing)
             for page in document.pages:
                 if page.error is not None:
-                    console.print(
-                        f"error: {page.error.message}", style="red", markup=False, soft_wrap=True
-                    )
+                    console.print(f"error: {page.error.message}", style="red", soft_wrap=True)
                     code = max(code, FAILED)
             if not quiet:
-                console.print(
-                    _summary(document, seconds, parser), style="dim", markup=False, soft_wrap=True
-                )
+                console.print(_summary(document, seconds, parser), style="dim", soft_wrap=True)
         code = max(code, outcome.code)
     if code:
         raise typer.Exit(code)
@@ -193,7 +194,7 @@ def parse(
 @app.command("record")
 @functools.wraps(record_command)
 def _record(**arguments: Any) -> None:
-    console = Console(stderr=True, highlight=False)
+    console = _console(stderr=True)
     engine = arguments["engine"]
     with _errors(console, wrong_usage=True):
         _check_engine_kind(engine)
@@ -201,7 +202,7 @@ def _record(**arguments: Any) -> None:
     with _errors(console, wrong_usage=not _is_remote(engine)):
         open_engine(engine)
     with _errors(console):
-        _source(arguments["source"])
+        arguments["source"] = _source(arguments["source"])
         record_command(**arguments)
 
 
@@ -308,7 +309,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _write(text: str, target: Path | None) -> None:
-    # An answer may hold half of a surrogate pair, which no UTF-8 encoder takes.
+    # Metadata may hold half of a surrogate pair, which no UTF-8 encoder takes.
     data = text.encode("utf-8", "replace")
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -323,7 +324,7 @@ def _with_progress(stream: DocumentStream, console: Console, quiet: bool) -> Ite
     if quiet or not console.is_terminal:
         yield from stream
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(Path(stream.source).name, total=len(stream.page_indices))
@@ -403,7 +404,7 @@ def _errors(
     except (MDiffError, ImportError, OSError) as error:
         if isinstance(error, PasswordRequiredError):
             error.hint = "give its password with --password"
-        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        console.print(f"error: {error}", style="red", soft_wrap=True)
         outcome.code = WRONG_USAGE if wrong_usage else exit_code(error)
     if outcome.code and stop:
         raise typer.Exit(outcome.code)
@@ -434,7 +435,7 @@ def plugins(
             provides,
             record["reason"],
         )
-    Console().print(table)
+    _console().print(table)
 
 
 @app.command()
@@ -457,11 +458,11 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(report, indent=1, default=str))
     else:
-        console = Console(highlight=False)
+        console = _console()
         for name, value in report.items():
             console.print(name, style="bold")
             for line in _lines(value):
-                console.print(f"  {line}", markup=False)
+                console.print(f"  {line}")
     if not healthy:
         raise typer.Exit(1)
 

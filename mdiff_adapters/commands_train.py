@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mdiff_adapters.errors import ConfigError, MDiffError
-from mdiff_adapters.exits import WRONG_USAGE, exit_code
+from mdiff_adapters.exits import FAILED, WRONG_USAGE, exit_code
 
 if TYPE_CHECKING:
     from mdiff_adapters.engines import DecodeConfig, Engine
@@ -28,6 +29,8 @@ __all__ = [
 
 _DEVICE = typer.Option(help="auto, cpu, cuda, cuda:1, mps.")
 _DTYPE = typer.Option(help="auto, bf16, fp16, fp32.")
+_TEXT = "prose"
+_COUNT = 200
 
 
 class Layout(str, Enum):
@@ -39,10 +42,12 @@ class Layout(str, Enum):
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Show an error of ours as one line, and end with its exit code."""
+    """Show an expected error as one line, and end with its exit code."""
     try:
         yield
-    except MDiffError as error:
+    except BrokenPipeError:
+        raise  # the reader of a pipe went away; click ends quietly
+    except (MDiffError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(exit_code(error, of_document=False)) from error
     except ImportError as error:
@@ -216,11 +221,31 @@ def label_command(
         from mdiff_adapters.parser import DocumentParser
 
         parser = DocumentParser(engine, threshold=threshold, dpi=dpi)
-        count = regions = 0
-        for record in draft_labels(parser, _documents(pages), output, dpi=dpi):
+        count = regions = failures = 0
+
+        def report_failed(message: str) -> None:
+            nonlocal failures
+            failures += 1
+            typer.echo(f"error: {message}", err=True)
+
+        def report_known(name: str) -> None:
+            typer.echo(f"{name} is labelled already, and left as it is", err=True)
+
+        drafts = draft_labels(
+            parser,
+            _documents(pages),
+            output,
+            dpi=dpi,
+            on_failed=report_failed,
+            on_known=report_known,
+        )
+        for record in drafts:
             count += 1
             regions += len(record["regions"])
         typer.echo(f"{count} pages, {regions} regions; now correct {output / LABELS}")
+        if failures:
+            typer.echo(f"{failures} page{'s' if failures != 1 else ''} could not be read", err=True)
+            raise typer.Exit(FAILED)
 
 
 _SUFFIXES = frozenset(
@@ -266,8 +291,8 @@ def eval_command(
     damage: Annotated[bool, typer.Option(help="Draw text at four grades of scan damage.")] = False,
     text: Annotated[
         str, typer.Option(help="Kind of text that is drawn: prose, words, numbers, accents, ...")
-    ] = "prose",
-    count: Annotated[int, typer.Option(help="Crops drawn for each value.", min=1)] = 200,
+    ] = _TEXT,
+    count: Annotated[int, typer.Option(help="Crops drawn for each value.", min=1)] = _COUNT,
     every: Annotated[int, typer.Option(help="Take every n-th crop or page.", min=1)] = 1,
     predictions: Annotated[
         Path | None, typer.Option(help="OmniDocBench: write each page as markdown here.")
@@ -283,6 +308,8 @@ def eval_command(
         from mdiff_adapters.evaluation import curve
 
         names = engine or ["tiny"]
+        if len(set(names)) < len(names):
+            raise ConfigError("an engine is given twice", hint="name each engine once")
         lengths = block_length or [32]
         lengths = lengths * len(names) if len(lengths) == 1 else lengths
         if len(lengths) != len(names):
@@ -291,6 +318,25 @@ def eval_command(
                 hint="give one --block-length for all, or one for each",
             )
         thresholds = sorted(threshold or [0.95])
+        _refuse_idle(
+            {
+                "several --engine": len(names) > 1,
+                "several --threshold": len(thresholds) > 1,
+                "--layout": layout is not Layout.OWN,
+                "--text": text != _TEXT,
+                "--count": count != _COUNT,
+                "--every": every != 1,
+                "--predictions": predictions is not None,
+                "--plot": plot is not None,
+            },
+            _measured(data, layout, bool(shuffle), damage),
+        )
+        # Found out now, and not after a long run.
+        if plot is not None:
+            curve.check_plot(plot)
+        for path in (output, plot):
+            if path is not None:
+                _check_file(path)
         opened = {
             name: (
                 open_engine(name, device=device, dtype=dtype),
@@ -299,7 +345,7 @@ def eval_command(
             for name, length in zip(names, lengths, strict=True)
         }
         report: dict[str, Any] = {}
-        if shuffle or damage:
+        if data is None:
             cases: list[dict[str, Any]]
             if shuffle:
                 cases = [{"shuffle": share} for share in sorted(shuffle)]
@@ -307,25 +353,68 @@ def eval_command(
             if damage:
                 cases = [{"damage": grade} for grade in _GRADES]
                 report["damage"] = _eval_drawn(opened, cases, count, text)
-            if plot is not None and shuffle:
-                curve.plot_shuffle(report["shuffle"], plot)
-        elif data is None:
-            raise ConfigError("nothing to evaluate on", hint="give a folder, --shuffle or --damage")
-        elif len(opened) > 1:
-            raise ConfigError("several engines are compared with --shuffle and --damage only")
         else:
             asked, decode = next(iter(opened.values()))
             report = _eval_folder(data, asked, decode, thresholds, layout, every, predictions)
-            if plot is not None and "thresholds" in report:
-                rows = report["thresholds"]
-                metric = next(n for n in _CURVE_METRICS if n in rows[0])
-                curve.plot_thresholds(rows, plot, metric=metric, label=names[0])
+        # The figures first: a plot that fails does not take them along.
         if output is not None:
             output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        if plot is not None and data is None:
+            curve.plot_shuffle(report["shuffle"], plot)
+        elif plot is not None:
+            rows = report["thresholds"]
+            metric = next(n for n in _CURVE_METRICS if n in rows[0])
+            curve.plot_thresholds(rows, plot, metric=metric, label=names[0])
 
 
 _GRADES = ("clean", "light", "medium", "heavy")
 _CURVE_METRICS = ("character_error", "teds", "formula_match", "page_iou")
+
+
+# What changes the outcome, by what is measured.
+_EFFECTIVE: Mapping[str, tuple[str, ...]] = {
+    "shuffled text": ("several --engine", "--text", "--count", "--plot"),
+    "damaged text": ("several --engine", "--text", "--count"),
+    "labelled crops": ("several --threshold", "--every", "--plot"),
+    "pages end to end": ("--every", "--predictions"),
+    "true regions": ("several --threshold", "--every", "--plot", "--layout"),
+}
+
+
+def _refuse_idle(options: Mapping[str, bool], measured: str) -> None:
+    """Refuse options that change nothing: a long run must not end without what it was for."""
+    effective = _EFFECTIVE[measured]
+    for name, is_given in options.items():
+        if is_given and name not in effective:
+            raise ConfigError(
+                f"{name} has no effect on {measured}", hint=f"it takes: {', '.join(effective)}"
+            )
+
+
+def _measured(data: Path | None, layout: Layout, shuffle: bool, damage: bool) -> str:
+    """Return what is measured, a key of ``_EFFECTIVE``."""
+    if data is None:
+        if not (shuffle or damage):
+            raise ConfigError("nothing to evaluate on", hint="give a folder, --shuffle or --damage")
+        return "shuffled text" if shuffle else "damaged text"
+    if shuffle or damage:
+        raise ConfigError(
+            "--shuffle and --damage draw text and read no folder", hint="give one or the other"
+        )
+    if _is_labelled(data):
+        return "labelled crops"
+    return "pages end to end" if layout is Layout.OWN else "true regions"
+
+
+def _is_labelled(data: Path) -> bool:
+    return (data / "labels.jsonl").is_file() or (data / "lines.json").is_file()
+
+
+def _check_file(path: Path) -> None:
+    """Make the folder of a file and see that the file can be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written", hint="give the name of a file")
 
 
 def _eval_drawn(
@@ -361,10 +450,12 @@ def _eval_folder(
     from mdiff_adapters.evaluation.reading import load_crops
     from mdiff_adapters.parser import DocumentParser
 
-    if (data / "labels.jsonl").is_file() or (data / "lines.json").is_file():
-        crops = list(load_crops(data, every=every))
+    if _is_labelled(data):
+        crops = list(load_crops(data, tasks=asked.capabilities.tasks, every=every))
     else:
         pages = bench.load_pages(data)[::every]
+        if predictions is not None:
+            bench.check_names(pages)
         if layout is Layout.OWN:
             parsed = bench.parse_pages(DocumentParser(asked, decode=decode), pages)
             if predictions is not None:

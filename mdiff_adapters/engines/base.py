@@ -5,6 +5,7 @@ One bad request is an answer with an error, never an exception for its neighbour
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 __all__ = ["Answer", "Capabilities", "DecodeConfig", "Engine", "Request", "Task"]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class Answer:
     Attributes:
         id: Id of the request.
         text: The answer as decoded, special tokens of the format included (layout records, OTSL).
+            Halves of a surrogate pair are joined; one without its other half becomes U+FFFD.
         finish_reason: ``stop``, ``length``, ``loop``, ``empty``, ``error`` or ``timeout``.
         confidence: Mean confidence of the confirmed tokens in [0, 1]; None where unknown.
         num_tokens: Tokens confirmed.
@@ -63,6 +67,13 @@ class Answer:
     num_tokens: int = 0
     num_forwards: int = 0
     error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        # JSON can hold half a pair, which no UTF-8 encoder takes. Whatever engine the answer comes
+        # from, it comes through here, and nobody behind has to expect one.
+        if _SURROGATE.search(self.text):
+            halves = self.text.encode("utf-16-le", "surrogatepass")
+            object.__setattr__(self, "text", halves.decode("utf-16-le", "replace"))
 
 
 @runtime_checkable

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 RETRY_STATUS = (429, 502, 503, 504)
 """Answers of an overloaded or restarting server: worth waiting for."""
+CONNECT_S = 10.0
+"""Seconds in which a server that is there takes a connection, however long its answers take."""
 
 # A server decodes with its own algorithm; over the wire go only the fields of the protocol.
 _NOT_SENT = (
@@ -136,7 +138,7 @@ class HttpEngine(SpecEngine):
         limit = self._options.concurrency
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(self._options.timeout_s, connect=10.0),
+            timeout=httpx.Timeout(self._options.timeout_s, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=limit, max_keepalive_connections=limit),
             transport=transport,
         )
@@ -172,7 +174,7 @@ class HttpEngine(SpecEngine):
             A lazy iterator; closing it sends nothing more.
 
         Raises:
-            EngineError: If the engine is closed.
+            EngineError: If the engine is closed, from the iterator too: while requests are left.
         """
         self._check_open()
         return self._answer(requests)
@@ -191,7 +193,7 @@ class HttpEngine(SpecEngine):
                         yield refusal
                         continue
                     self._warn_once(request.decode)
-                    running.add(self._pool.submit(self._ask, request))
+                    running.add(self._submit(request))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -201,11 +203,23 @@ class HttpEngine(SpecEngine):
             for future in running:
                 future.cancel()
 
+    def _submit(self, request: Request) -> Future[Answer]:
+        try:
+            return self._pool.submit(self._ask, request)
+        except RuntimeError as error:
+            # Closed since the last request, by who takes the answers or in another thread.
+            self._check_open()
+            raise EngineError(f"no request can be sent: {error}", adapter=self.name) from error
+
     def _ask(self, request: Request) -> Answer:
         try:
+            self._check_open()  # it may have waited for a thread until after the end
             response = self._send("POST", "/chat/completions", self._body(request))
             return _to_answer(request, _read(response))
         except Exception as error:  # noqa: BLE001  one bad request is an answer, not an exception
+            if self._closed:
+                # Whatever broke in a connection that was closed under it, that is the reason.
+                return failed(request.id, self._closed_error())
             if isinstance(error, MDiffError):
                 error.adapter = error.adapter or self.name
             return failed(request.id, error)
@@ -313,7 +327,9 @@ class HttpEngine(SpecEngine):
     def close(self) -> None:
         """Close the connections; requests that are under way fail."""
         super().close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        # Requests in the queue still run, and fail at once: a future that the pool cancelled would
+        # never wake who waits for it.
+        self._pool.shutdown(wait=False)
         self._client.close()
 
 
@@ -327,6 +343,11 @@ def map_error(error: Exception, timeout_s: float) -> EngineError:
     import httpx
 
     kind = type(error).__name__
+    if isinstance(error, httpx.ConnectTimeout):
+        return EngineTimeoutError(
+            f"the server cannot be reached: no connection within {CONNECT_S:g} s",
+            hint="check the address and its port, and whether a firewall is in between",
+        )
     if isinstance(error, httpx.TimeoutException):
         return EngineTimeoutError(
             f"no answer within {timeout_s:g} s ({kind})",
@@ -371,6 +392,12 @@ def _read(response: httpx.Response) -> Any:
         if status in RETRY_STATUS:
             raise EngineUnavailableError(message, hint="the server is overloaded; try later")
         raise EngineError(message, hint="the server's log says more")
+    if response.has_redirect_location:
+        # Not followed: pages and key go nowhere but to the address that was given.
+        raise EngineUnavailableError(
+            f"{url} answered {status}: it has moved to {response.headers['location'][:300]!r}",
+            hint="give the address that it has moved to",
+        )
     try:
         return response.json()
     except ValueError as error:

@@ -5,7 +5,8 @@ A page ``NAME_p0003`` is a picture ``NAME_p0003.jpg`` and a file ``NAME_p0003.js
 - ``layout_output``: the answer to the layout task, as decoded;
 - ``regions``: its records in the model's order, each with ``type``, ``bbox`` (fractions of the
   page), ``angle`` and ``content``, the answer as decoded, null where nothing was asked;
-- ``whole_page``: answers by task about the whole page, where the layout failed;
+- ``whole_page``: answers by task about the whole page, where the layout failed or there is nothing
+  on the page;
 - ``markdown``: the page as parsed; ``engine``, ``threshold``: how it was made.
 """
 
@@ -15,7 +16,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engi
 from mdiff_adapters.engines.registry import open_engine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, DocumentError
+from mdiff_adapters.exits import FAILED
 from mdiff_adapters.export import page_to_markdown
 from mdiff_adapters.export.text import region_text
 from mdiff_adapters.layout import parse_layout
@@ -33,6 +35,7 @@ from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_se
 from mdiff_adapters.sources import SourceLimits, open_source
 from mdiff_adapters.sources.base import check_page_selection
 from mdiff_adapters.sources.sniffing import display_name
+from mdiff_adapters.text import unwrap_lines
 from mdiff_core.closing import ClosedOnExit
 
 if TYPE_CHECKING:
@@ -44,6 +47,12 @@ logger = logging.getLogger(__name__)
 
 _JPEG_QUALITY = 95
 _ROTATIONS = {0: "up", 90: "right", 180: "down", 270: "left"}
+# Regions of these types are read line by line, whatever their lines look like.
+_KEEPS_LINES = frozenset({"list", "code", "algorithm"})
+
+
+def _log_failure(message: str) -> None:
+    logger.warning("%s", message)
 
 
 class RecordingEngine(ClosedOnExit):
@@ -114,12 +123,14 @@ def record(
     pages: Any = None,
     password: str | None = None,
     dpi: float = 200.0,
+    on_failed: Callable[[str], None] = _log_failure,
     **engine_options: Any,
 ) -> Iterator[Path]:
     """Parse a document and write each page's answers, as soon as the page is read.
 
-    Pages that cannot be rendered are left out. An engine without the layout task is recorded
-    through what its segmenter found: the layout answer is written from the page's regions.
+    Pages that cannot be rendered are left out; pages that fail later are recorded as failed. An
+    engine without the layout task is recorded through what its segmenter found: the layout answer
+    is written from the page's regions.
 
     Args:
         source: The document, see :func:`mdiff_adapters.sources.open_source`.
@@ -130,6 +141,7 @@ def record(
         pages: Selected pages, ``"1-3,7"`` (1-based) or 0-based integers.
         password: Password of an encrypted PDF.
         dpi: Resolution at which PDF pages are rendered.
+        on_failed: Gets the reason for each page that cannot be read; else it is logged.
         **engine_options: Options of the engine.
 
     Yields:
@@ -152,9 +164,11 @@ def record(
             try:
                 image = document.load(index)
             except DocumentError as error:
-                logger.warning("page left out of the recording: %s", error)
+                on_failed(f"page left out of the recording: {error}")
                 continue
             (page,) = reader.read([image], recorder, decode, SegmenterOptions())
+            if page.error is not None:
+                on_failed(page.error.message)
             asked = recorder.take(image.stem, index)
             about = {"engine": recorder.name, "threshold": decode.threshold}
             name = f"{image.stem}_p{index + 1:04d}"
@@ -194,7 +208,7 @@ def write_page(
         if image is not None:
             image.save(path.with_suffix(".jpg"), quality=_JPEG_QUALITY)
         text = json.dumps(data, ensure_ascii=False, indent=1) + "\n"
-        # An answer may hold half of a surrogate pair, which no UTF-8 encoder takes.
+        # Fields of the caller's may hold half of a surrogate pair, which no UTF-8 encoder takes.
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(
@@ -207,10 +221,7 @@ def write_page(
 def _answers(page: ParsedPage, asked: list[tuple[Request, Answer]]) -> dict[str, Any]:
     layouts = [answer for request, answer in asked if request.task == "layout"]
     if not layouts:
-        return {
-            "layout_output": "\n".join(map(_layout_record, page.regions)),
-            "regions": [_parsed_region(region) for region in page.regions],
-        }
+        return _parsed_answers(page)
     layout = layouts[-1]
     by_order = {
         request.origin["order"]: answer
@@ -239,6 +250,21 @@ def _answers(page: ParsedPage, asked: list[tuple[Request, Answer]]) -> dict[str,
     return data | ({"whole_page": whole} if whole else {})
 
 
+def _parsed_answers(page: ParsedPage) -> dict[str, Any]:
+    """Return the answers that a page would be parsed from, for an engine that gives no layouts."""
+    data: dict[str, Any] = {
+        "layout_output": "\n".join(map(_layout_record, page.regions)),
+        "regions": [_parsed_region(region) for region in page.regions],
+    }
+    if not page.regions:
+        # An empty layout makes whoever plays it back ask about the whole page.
+        whole: dict[str, Any] = {"content": ""}
+        if page.error is not None:
+            whole["error"] = page.error.message
+        data["whole_page"] = {"text": whole}
+    return data
+
+
 def _measures(answer: Answer) -> dict[str, Any]:
     measures: dict[str, Any] = {
         "finish_reason": answer.finish_reason,
@@ -263,7 +289,11 @@ def _layout_record(region: Region) -> str:
 def _parsed_region(region: Region) -> dict[str, Any]:
     box = region.bbox
     content = region.table.to_otsl() if region.table is not None else region_text(region)
-    return {
+    if _is_plain_text(region) and unwrap_lines(content) != content:
+        # Rows of a table or a form: a single line break would be taken for one of the page's and
+        # the rows joined, a blank line keeps them apart.
+        content = "\n\n".join(line for line in content.split("\n") if line.strip())
+    data: dict[str, Any] = {
         "type": region.raw_label or region.type,
         "bbox": [box.x0, box.y0, box.x1, box.y1],
         "angle": region.angle,
@@ -271,6 +301,13 @@ def _parsed_region(region: Region) -> dict[str, Any]:
         "finish_reason": region.finish_reason,
         "confidence": region.confidence,
     }
+    if region.error is not None:
+        data["error"] = region.error.message
+    return data
+
+
+def _is_plain_text(region: Region) -> bool:
+    return region.table is None and region.latex is None and region.type not in _KEEPS_LINES
 
 
 def record_command(
@@ -284,6 +321,13 @@ def record_command(
     dpi: Annotated[float, typer.Option(help="Resolution of rendered PDF pages.")] = 200.0,
 ) -> None:
     """Record an engine's answers on a document, for `--engine replay:FOLDER`."""
+    failures = 0
+
+    def report(message: str) -> None:
+        nonlocal failures
+        failures += 1
+        typer.echo(f"error: {message}", err=True)
+
     written = record(
         source,
         folder,
@@ -293,6 +337,10 @@ def record_command(
         pages=pages,
         password=password,
         dpi=dpi,
+        on_failed=report,
     )
     for path in written:
         typer.echo(display_name(str(path)))
+    if failures:
+        typer.echo(f"{failures} page{'s' if failures != 1 else ''} could not be read", err=True)
+        raise typer.Exit(FAILED)

@@ -23,6 +23,8 @@ from mdiff_adapters.tables import parse_table_answer
 
 __all__ = ["ReplayEngine"]
 
+_Stamp = tuple[int, int] | None
+
 BOX_TOLERANCE = 0.005
 """How far corners may be apart, as a fraction of the page, for two boxes to be the same region."""
 
@@ -56,7 +58,7 @@ class ReplayEngine(SpecEngine):
         self._tables = tables
         options = (("tables", tables),) if tables != "recorded" else ()
         super().__init__(EngineSpec(f"replay:{self._folder}", options))
-        self._pages = {path.stem: path for path in sorted(self._folder.glob("*.json"))}
+        self._pages = self._find_pages()
         if not self._pages:
             what = "no recorded page in" if self._folder.is_dir() else "no folder"
             raise EngineUnavailableError(
@@ -64,7 +66,10 @@ class ReplayEngine(SpecEngine):
                 hint="`mdiff-adapters record` writes a folder of recorded pages",
                 adapter=self.name,
             )
-        self._loaded: dict[str, _Page] = {}
+        self._loaded: dict[str, tuple[_Stamp, _Page]] = {}
+
+    def _find_pages(self) -> dict[str, Path]:
+        return {path.stem: path for path in sorted(self._folder.glob("*.json"))}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -101,15 +106,22 @@ class ReplayEngine(SpecEngine):
         names = [f"{stem}_p{index + 1:04d}", *([stem] if index == 0 else [])]
         name = next((name for name in names if name in self._pages), None)
         if name is None:
+            # The engine is shared in the process, and a page may be recorded while it lives.
+            self._pages = self._find_pages()
+            name = next((name for name in names if name in self._pages), None)
+        if name is None:
             raise EngineError(
                 f"no recorded page {' or '.join(map(repr, names))}",
                 hint="a page is found by the stem of its document's file name",
                 page=index,
             )
-        if name not in self._loaded:
+        path = self._pages[name]
+        stamp = _stamp(path)
+        loaded = self._loaded.get(name)
+        if loaded is None or loaded[0] != stamp:
             # Two threads may both read it; the second result replaces an equal one.
-            self._loaded[name] = _read_page(self._pages[name])
-        return self._loaded[name]
+            loaded = self._loaded[name] = (stamp, _read_page(path))
+        return loaded[1]
 
     def _recorded(self, request: Request, page: _Page) -> Answer:
         origin = request.origin
@@ -263,6 +275,15 @@ def _check_region(region: object, where: str) -> None:
 
 def _distance(a: Iterable[float], b: Iterable[float]) -> float:
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Return what differs once the file was written again; None where it is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _read_page(path: Path) -> _Page:

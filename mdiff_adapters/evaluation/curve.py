@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mdiff_adapters.engines import Capabilities, DecodeConfig, Engine
-from mdiff_adapters.errors import EngineUnavailableError
+from mdiff_adapters.errors import ConfigError, EngineUnavailableError
 from mdiff_adapters.evaluation.reading import Crop, read_crops, score
 
-__all__ = ["drawn_crops", "plot_shuffle", "plot_thresholds", "threshold_curve"]
+__all__ = ["check_plot", "drawn_crops", "plot_shuffle", "plot_thresholds", "threshold_curve"]
 
 
 def threshold_curve(
@@ -76,6 +76,25 @@ def drawn_crops(
     source = build_source(kind, settings, Capabilities())
     samples = (source.sample(seed, index) for index in range(count))
     return [Crop(f"{i}", sample.image, sample.text) for i, sample in enumerate(samples)]
+
+
+def check_plot(path: Path) -> None:
+    """Refuse what could not be plotted to, before anything is measured.
+
+    Args:
+        path: File; its ending gives the format.
+
+    Raises:
+        ConfigError: If there is no such format.
+        EngineUnavailableError: If matplotlib is not installed.
+    """
+    figure, _ = _figure()
+    known = figure.canvas.get_supported_filetypes()
+    ending = path.suffix.removeprefix(".").lower()
+    if ending and ending not in known:
+        raise ConfigError(
+            f"no plot can be written as {path.suffix!r}", hint=f"known: {', '.join(sorted(known))}"
+        )
 
 
 def plot_thresholds(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from mdiff_adapters.document import BBox, ParsedPage, Region
-from mdiff_adapters.errors import DocumentError
+from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.evaluation.metrics import normalize_spaces
 from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.segmenters import PageImage
@@ -18,9 +22,25 @@ __all__ = ["draft_labels", "page_record"]
 
 LABELS = "labels.jsonl"
 
+logger = logging.getLogger(__name__)
+
+
+def _log_failure(message: str) -> None:
+    logger.warning("%s", message)
+
+
+def _log_known(name: str) -> None:
+    logger.info("%s is labelled already", name)
+
 
 def draft_labels(
-    parser: DocumentParser, sources: Iterable[Path], folder: Path, *, dpi: float = 200.0
+    parser: DocumentParser,
+    sources: Iterable[Path],
+    folder: Path,
+    *,
+    dpi: float = 200.0,
+    on_failed: Callable[[str], None] = _log_failure,
+    on_known: Callable[[str], None] = _log_known,
 ) -> Iterator[Mapping[str, Any]]:
     """Parse documents and write their pages as a folder of training data.
 
@@ -28,39 +48,105 @@ def draft_labels(
     :mod:`mdiff_core.training.data.folder` reads it. Read it over, correct the texts, and set
     ``"status": "skip"`` where a page is beyond repair.
 
+    Pages that cannot be read are left out. So are pages that the folder has with a label: what was
+    corrected by hand stays as it is. For a new draft remove the label, or write to another folder.
+
     Args:
         parser: Reads the pages.
         sources: PDFs and images.
         folder: Where; made where it is missing. An existing ``labels.jsonl`` grows.
         dpi: Resolution of PDF pages.
+        on_failed: Gets the reason for each page that cannot be read; else it is logged.
+        on_known: Gets the image name of each page that has a label; else it is logged.
 
     Yields:
-        Each record, once it is written. Pages that cannot be rendered are left out.
+        Each record, once it is written.
 
     Raises:
+        ConfigError: If the folder has labels that cannot be read.
         DocumentError: If a document cannot be opened.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    labels = folder / LABELS
+    written = _read_labels(labels)
+    known = _labelled_images(labels, written)
     engine, segmenter = parser.engine, parser.segmenter
-    with (folder / LABELS).open("a", encoding="utf-8") as stream:
+    with labels.open("a", encoding="utf-8") as stream:
+        if written and not written.endswith("\n"):
+            stream.write("\n")  # an editor left the last line open
         for source in sources:
             with open_source(source, limits=SourceLimits(dpi=dpi)) as document:
                 for index in document.page_indices:
                     try:
                         image = document.load(index)
-                    except DocumentError:
+                    except DocumentError as error:
+                        on_failed(str(error))
+                        continue
+                    path = _image_path(image, folder)
+                    if path.name in known:
+                        on_known(path.name)
                         continue
                     (page,) = segmenter.read([image], engine, parser.decode, parser.options)
-                    record = page_record(page, _save(image, folder))
+                    if page.error is not None:
+                        # Training would take it for a page with nothing on it.
+                        on_failed(page.error.message)
+                        continue
+                    image.image.save(path)
+                    record = page_record(page, path.name)
+                    known.add(path.name)
                     stream.write(json.dumps(record, ensure_ascii=False) + "\n")
                     stream.flush()
                     yield record
 
 
-def _save(image: PageImage, folder: Path) -> str:
-    name = f"{safe_stem(image.stem)}_p{image.index + 1:04d}.png"
-    image.image.save(folder / name)
-    return name
+def _read_labels(path: Path) -> str:
+    try:
+        # Editors of Windows put a mark in front.
+        return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from error
+
+
+def _labelled_images(path: Path, written: str) -> set[str]:
+    """Return the names of the images that have a label."""
+    names: set[str] = set()
+    for number, line in enumerate(written.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            names.add(str(json.loads(line)["image"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number} is no label: {error!r}",
+                hint="correct it, or write to another folder",
+            ) from error
+    return names
+
+
+def _image_path(image: PageImage, folder: Path) -> Path:
+    """Return where a page's image belongs: a path that is free, or holds this very image.
+
+    Documents of one name may come from several folders, so a name that is taken by another image
+    gets a hash of the pixels.
+    """
+    name = f"{safe_stem(image.stem)}_p{image.index + 1:04d}"
+    digest = hashlib.sha256(image.image.tobytes()).hexdigest()
+    for end in ("", f"_{digest[:8]}"):
+        path = folder / f"{name}{end}.png"
+        if not path.exists() or _holds(path, image.image):
+            return path
+    return folder / f"{name}_{digest}.png"
+
+
+def _holds(path: Path, image: Image.Image) -> bool:
+    try:
+        with Image.open(path) as found:
+            if found.size != image.size:
+                return False
+            pixels: bytes = found.convert(image.mode).tobytes()
+            return pixels == image.tobytes()
+    except (OSError, ValueError):  # no picture, or a broken one
+        return False
 
 
 def page_record(page: ParsedPage, image: str) -> dict[str, Any]:

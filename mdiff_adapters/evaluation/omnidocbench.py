@@ -31,10 +31,12 @@ from mdiff_adapters.evaluation.metrics import (
 from mdiff_adapters.evaluation.reading import Crop
 from mdiff_adapters.parser import DocumentParser
 from mdiff_core.config import Task
+from mdiff_core.imaging import upright_rgb
 
 __all__ = [
     "PageTruth",
     "RegionTruth",
+    "check_names",
     "load_pages",
     "parse_pages",
     "score_pages",
@@ -156,7 +158,7 @@ def true_crops(pages: Iterable[PageTruth], tasks: Sequence[Task]) -> Iterator[Cr
     """
     for page in pages:
         with Image.open(page.image) as opened:
-            image = opened.convert("RGB")
+            image = upright_rgb(opened)
         # The annotation may be of another resolution than the file.
         scale = [image.width / page.size_px[0], image.height / page.size_px[1]] * 2
         for number, region in enumerate(page.regions):
@@ -249,6 +251,25 @@ def _matched(
             used_truths.add(j)
             values.append(value)
     return values + [0.0] * (max(len(answers), len(truths)) - len(values))
+
+
+def check_names(pages: Iterable[PageTruth]) -> None:
+    """Refuse pages whose predictions would overwrite each other's.
+
+    Args:
+        pages: The pages. The benchmark's scripts find a page's markdown by the stem of its image.
+
+    Raises:
+        ConfigError: If two images have one stem.
+    """
+    seen: dict[str, Path] = {}
+    for page in pages:
+        other = seen.setdefault(page.image.stem, page.image)
+        if other != page.image:
+            raise ConfigError(
+                f"the predictions of {other} and {page.image} would be one file",
+                hint="give the images names of their own",
+            )
 
 
 def write_predictions(

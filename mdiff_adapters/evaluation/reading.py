@@ -22,7 +22,7 @@ from mdiff_adapters.evaluation.metrics import (
     word_error,
 )
 from mdiff_adapters.text import strip_special_tokens
-from mdiff_core.config import Task
+from mdiff_core.config import TASKS, Task
 from mdiff_core.segments import prepare_line
 
 __all__ = ["Crop", "Reading", "Score", "load_crops", "read_crops", "score"]
@@ -99,13 +99,14 @@ class Score:
         }
 
 
-def load_crops(folder: Path, *, every: int = 1) -> Iterator[Crop]:
+def load_crops(folder: Path, *, tasks: Sequence[Task] = TASKS, every: int = 1) -> Iterator[Crop]:
     """Yield the labelled crops of a folder.
 
     Args:
         folder: With ``labels.jsonl`` or ``lines.json``; see
             :mod:`mdiff_core.training.data.folder`.
-        every: Take every n-th record.
+        tasks: Tasks the engine can be asked; crops of others are left out.
+        every: Take every n-th record of what is left.
 
     Yields:
         Crops, opened one by one.
@@ -116,7 +117,8 @@ def load_crops(folder: Path, *, every: int = 1) -> Iterator[Crop]:
     """
     from mdiff_core.training.data.folder import load_record, read_labels
 
-    for record in read_labels(folder)[::every]:
+    records = [record for record in read_labels(folder) if record.task in tasks]
+    for record in records[::every]:
         image = load_record(record)
         if record.task == "layout":
             image = image.resize((LAYOUT_PX, LAYOUT_PX), Image.Resampling.BICUBIC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 from click.testing import Result
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
-from mdiff_adapters.cli import app
+from mdiff_adapters.cli import _with_progress, app
 from mdiff_adapters.document import ParsedDocument
+from mdiff_adapters.host import list_plugins
+from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.testing import sample_pdf
 
 PdfMaker = Callable[..., bytes]
@@ -241,6 +245,26 @@ def test_a_recording_by_command(three: Path, tmp_path: Path) -> None:
     assert "Record an engine's answers" in run("record", "--help").stdout
 
 
+def test_a_recording_from_standard_input(three: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = run("record", "-", out, "--engine", "scripted:", stdin=three.read_bytes())
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.split()) == 3
+    played = run("parse", "-", "--engine", f"replay:{out}", stdin=three.read_bytes())
+    assert played.stdout == parse(three).stdout
+
+
+def test_a_recording_that_lacks_a_page_ends_with_1(make_pdf: PdfMaker, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.pdf"
+    path.write_bytes(make_pdf(["/MediaBox [0 0 144 144]", ""]))
+    result = run("record", path, tmp_path / "out", "--engine", "scripted:")
+    assert result.exit_code == parse(path).exit_code == 1
+    assert [Path(line).name for line in result.stdout.split()] == ["mixed_p0001.json"]
+    reason, total = result.stderr.splitlines()
+    assert reason.startswith("error: ") and "page 2" in reason
+    assert total == "1 page could not be read"
+
+
 def test_half_of_a_surrogate_pair_does_not_lose_the_document(tmp_path: Path) -> None:
     image = tmp_path / "page.png"
     Image.effect_noise((90, 90), 90).save(image)
@@ -250,7 +274,7 @@ def test_half_of_a_surrogate_pair_does_not_lose_the_document(tmp_path: Path) -> 
     recording.mkdir()
     (recording / "page.json").write_text(json.dumps({"layout_output": box, "regions": [region]}))
     engine = ("--engine", f"replay:{recording}", "-q")
-    assert run("parse", image, *engine).stdout == "half ? of it\n"
+    assert run("parse", image, *engine).stdout == "half \ufffd of it\n"
     for kind in ("md", "json", "html", "docling", "text"):
         out = tmp_path / "out" / kind
         assert run("parse", image, *engine, "-f", kind, "-o", out).exit_code == 0
@@ -324,6 +348,32 @@ def test_plugins_as_a_table_and_as_json() -> None:
     records = json.loads(listed.stdout)
     assert {record["name"] for record in records} >= {"langchain", "llama-index"}
     assert all(record["name"] in table.stdout for record in records)
+
+
+ODD = 'pip install "x[docling]", see [/etc/foo.conf] and :smile:'
+
+
+def test_reasons_and_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets are no markup and colons no emoji."""
+    record = next(iter(list_plugins()))
+    odd = [dataclasses.replace(record, reason=ODD)]
+    monkeypatch.setattr("mdiff_adapters.host.list_plugins", lambda: odd)
+    for command in (("plugins",), ("doctor", "--engine", "scripted:")):
+        result = run(*command)
+        assert result.exit_code == 0, result.exception
+        # The table folds a long reason over several lines.
+        assert "".join(ODD.split()) in "".join(result.stdout.split())
+    result = parse(f"[/red]:smile:{ODD}.pdf")
+    assert f"[/red]:smile:{ODD}.pdf" in result.stderr
+
+
+def test_progress_shows_the_name_as_it_is(three: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "scan [bold] [x].pdf"
+    odd.write_bytes(three.read_bytes())
+    terminal = Console(force_terminal=True, file=io.StringIO(), width=200, color_system=None)
+    with DocumentParser("scripted:").open(odd) as stream:
+        assert len(list(_with_progress(stream, terminal, quiet=False))) == 3
+    assert "scan [bold] [x].pdf" in terminal.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_doctor_reports_what_would_run() -> None:

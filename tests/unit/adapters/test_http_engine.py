@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -181,6 +182,10 @@ def test_one_bad_request_does_not_touch_its_neighbours() -> None:
         (completion("x", reason="content_filter"), "content_filter"),
         (httpx.Response(401, text="no"), "MDIFF_API_KEY"),
         (httpx.Response(404, text="unknown model"), "--dllm-algorithm"),
+        (
+            httpx.Response(308, headers={"location": "https://new.example/v1"}),
+            "answered 308: it has moved to 'https://new.example/v1'",
+        ),
     ],
 )
 def test_odd_replies_say_what_to_do(reply: httpx.Response, expected: str) -> None:
@@ -189,6 +194,23 @@ def test_odd_replies_say_what_to_do(reply: httpx.Response, expected: str) -> Non
     assert isinstance(answer.error, EngineError)
     assert expected in str(answer.error)
     assert answer.error.adapter == "http://server:30000"
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        (r"half \ud83d", "half \ufffd"),
+        (r"\ude00 half", "\ufffd half"),
+        (r"twice \ud83d\ud83d\ude00", "twice \ufffd\U0001f600"),
+        (r"whole \ud83d\ude00", "whole \U0001f600"),
+    ],
+)
+def test_half_of_a_surrogate_pair_becomes_a_replacement_character(sent: str, text: str) -> None:
+    reply = completion("TEXT").text.replace("TEXT", sent)
+    server = Server(lambda body: httpx.Response(200, text=reply))
+    with server.engine() as engine:
+        [answer] = engine.answer([Request(id="a", image=PIXEL)])
+    assert answer.text == text
 
 
 @pytest.mark.parametrize(
@@ -288,6 +310,16 @@ def test_no_server_names_the_address_and_how_to_start_one() -> None:
         )  # fmt: skip
 
 
+def test_an_unreachable_host_is_not_called_slow() -> None:
+    def time_out(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("timed out", request=request)
+
+    with pytest.raises(EngineTimeoutError, match="cannot be reached") as caught:
+        HttpEngine("http://s:1", transport=httpx.MockTransport(time_out))
+    assert "10 s" in str(caught.value)
+    assert "300 s" not in str(caught.value) and "timeout_s" not in str(caught.value)
+
+
 # -- the border --------------------------------------------------------------------------------
 
 
@@ -343,6 +375,51 @@ def test_closed_engines_refuse() -> None:
     assert engine.closed
     with pytest.raises(EngineError, match="closed"):
         engine.answer([])
+
+
+def test_closing_between_two_answers_is_an_engine_error() -> None:
+    engine = Server(lambda body: completion("x")).engine(concurrency=2)
+    answers = engine.answer(Request(id=str(i), image=PIXEL) for i in range(8))
+    assert next(answers).text == "x"
+    engine.close()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        list(answers)
+
+
+def test_closing_in_another_thread_ends_all_who_wait() -> None:
+    """Those too whose requests still wait for a thread of the pool."""
+    asked, release = threading.Event(), threading.Event()
+
+    def reply(body: dict[str, Any]) -> httpx.Response:
+        asked.set()
+        release.wait(60)
+        return completion("late")
+
+    engine = Server(reply).engine(concurrency=1)
+    outcomes: list[Any] = []
+
+    def ask() -> None:
+        try:
+            outcomes.extend(engine.answer([Request(id="a", image=PIXEL)]))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is the outcome
+            outcomes.append(error)
+
+    callers = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    assert asked.wait(60)
+    while engine._pool._work_queue.qsize() < 2:
+        time.sleep(0.01)
+    engine.close()
+    release.set()
+    for caller in callers:
+        caller.join(20)
+    assert not any(caller.is_alive() for caller in callers)
+    assert len(outcomes) == 3
+    # The one under way came back all the same, or was broken off.
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert len(errors) >= 2
+    assert all(isinstance(e, EngineError) and "the engine is closed" in str(e) for e in errors)
 
 
 def test_over_a_real_socket_with_a_timeout_and_by_its_spec() -> None:

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mdiff_adapters.document import ParsedDocument, ParsedPage
+from mdiff_adapters.document import BBox, ErrorRecord, ParsedDocument, ParsedPage, Region
 from mdiff_adapters.engines import Answer, DecodeConfig, Engine, Request, open_engine
-from mdiff_adapters.engines.record import RecordingEngine, record
+from mdiff_adapters.engines.record import RecordingEngine, record, write_page
 from mdiff_adapters.engines.replay import ReplayEngine
 from mdiff_adapters.errors import ConfigError, EngineError, EngineUnavailableError
 from mdiff_adapters.export import to_markdown
 from mdiff_adapters.segmenters import SegmenterOptions
 from mdiff_adapters.segmenters.model import ModelSegmenter
 from mdiff_adapters.sources import open_source
+from mdiff_adapters.tables import Table
 from mdiff_adapters.testing import ScriptedEngine
 
 FOLDER = Path(__file__).parents[2] / "data" / "replay"
@@ -261,7 +262,31 @@ def test_half_of_a_surrogate_pair_is_recorded_as_a_replacement(
         return "half \ud83d"
 
     list(record(report_tiff, tmp_path, engine=ScriptedEngine(script)))
-    assert read(report_tiff, ReplayEngine(tmp_path))[0].regions[0].text == "half ?"
+    assert read(report_tiff, ReplayEngine(tmp_path))[0].regions[0].text == "half \ufffd"
+
+
+def test_a_recorded_half_of_a_surrogate_pair_is_played_as_a_replacement(tmp_path: Path) -> None:
+    region = {"bbox": [0, 0, 1, 1], "content": "half \ud83d"}
+    page = {"layout_output": "\udc00", "regions": [region]}
+    (tmp_path / "x.json").write_text(json.dumps(page))
+    engine = ReplayEngine(tmp_path)
+    assert ask(engine, stem="x", page=0, order=0).text == "half \ufffd"
+    assert ask(engine, "layout", stem="x", page=0).text == "\ufffd"
+
+
+def test_pages_recorded_later_are_seen(tmp_path: Path) -> None:
+    def write(name: str, text: str) -> None:
+        page = {"layout_output": "", "regions": [{"bbox": [0, 0, 1, 1], "content": text}]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(page))
+
+    write("a_p0001", "first")
+    engine = ReplayEngine(tmp_path)
+    assert ask(engine, stem="a", page=0, order=0).text == "first"
+    assert ask(engine, stem="b", page=0, order=0).error is not None
+    write("b_p0001", "second")
+    assert ask(engine, stem="b", page=0, order=0).text == "second"
+    write("a_p0001", "first, recorded again")
+    assert ask(engine, stem="a", page=0, order=0).text == "first, recorded again"
 
 
 def test_a_recording_plays_back_to_the_same_pages(tmp_path: Path, report_tiff: Path) -> None:
@@ -297,10 +322,6 @@ def test_failures_are_recorded_too(tmp_path: Path, report_tiff: Path) -> None:
 
 
 def test_an_engine_without_layouts_is_recorded_through_its_regions(tmp_path: Path) -> None:
-    from mdiff_adapters.document import BBox, Region
-    from mdiff_adapters.engines.record import write_page
-    from mdiff_adapters.tables import Table
-
     regions = (
         Region(id="p0r0", order=0, type="text", bbox=BBox(0.1, 0.1, 0.9, 0.2), text="words"),
         Region(id="p0r1", order=1, type="table", bbox=BBox(0.1, 0.3, 0.9, 0.4), angle=90,
@@ -309,13 +330,64 @@ def test_an_engine_without_layouts_is_recorded_through_its_regions(tmp_path: Pat
                text="more"),
     )  # fmt: skip
     page = ParsedPage(index=0, label="1", size_px=(9, 9), size_pt=(9, 9), regions=regions)
+    again = recorded(tmp_path, page)
+    assert [(r.type, r.raw_label, r.angle, r.text, r.table) for r in again.regions] == [
+        (r.type, r.raw_label, r.angle, r.text, r.table) for r in regions
+    ]
+
+
+def recorded(tmp_path: Path, page: ParsedPage) -> ParsedPage:
+    """Return what a page without recorded layout plays back as."""
     write_page(tmp_path, "scan_p0001", page, [])
     image = tmp_path / "scan.png"
     shutil.copy(FOLDER / "report_p0001.jpg", image)
     (again,) = read(image, ReplayEngine(tmp_path))
-    assert [(r.type, r.raw_label, r.angle, r.text, r.table) for r in again.regions] == [
-        (r.type, r.raw_label, r.angle, r.text, r.table) for r in regions
-    ]
+    return again
+
+
+def test_a_page_without_regions_does_not_fail_when_it_is_played(tmp_path: Path) -> None:
+    blank = ParsedPage(index=0, label="1", size_px=(9, 9), size_pt=(9, 9), status="blank")
+    again = recorded(tmp_path, blank)
+    assert again.error is None and again.status != "failed"
+    assert [region.text for region in again.regions] == [""]
+
+
+def test_a_page_that_failed_fails_when_it_is_played(tmp_path: Path) -> None:
+    error = ErrorRecord(kind="PageError", message="no lines could be cut")
+    failed = ParsedPage(index=0, label="1", size_px=(9, 9), size_pt=(9, 9), status="failed",
+                        error=error)  # fmt: skip
+    again = recorded(tmp_path, failed)
+    assert again.status == "failed" and again.error is not None
+    assert "no lines could be cut" in again.error.message
+
+
+def test_rows_and_failed_regions_of_an_engine_without_layouts_are_kept(tmp_path: Path) -> None:
+    rows = ["Name Price Count", "Apple 12 3", "Pear 14 5"]
+    error = ErrorRecord(kind="EngineError", message="lost the model")
+    regions = (
+        Region(id="p0r0", order=0, type="text", bbox=BBox(0.1, 0.1, 0.9, 0.2),
+               text="\n".join(rows)),
+        Region(id="p0r1", order=1, type="list", bbox=BBox(0.1, 0.3, 0.9, 0.4), text="one\ntwo"),
+        Region(id="p0r2", order=2, type="text", bbox=BBox(0.1, 0.5, 0.9, 0.6),
+               text="Before\n- one\n- two"),
+        Region(id="p0r3", order=3, type="text", bbox=BBox(0.1, 0.7, 0.9, 0.8),
+               finish_reason="error", error=error),
+    )  # fmt: skip
+    page = ParsedPage(index=0, label="1", size_px=(9, 9), size_pt=(9, 9), regions=regions)
+    table, listed, bullets, failed = recorded(tmp_path, page).regions
+    assert [row for row in table.text.split("\n") if row] == rows
+    assert (listed.text, bullets.text) == ("one\ntwo", "Before\n- one\n- two")
+    assert failed.error is not None and "lost the model" in failed.error.message
+
+
+def test_pages_that_cannot_be_read_are_told(tmp_path: Path, report_tiff: Path) -> None:
+    def script(request: Request) -> str:
+        raise EngineError("lost the model")
+
+    told: list[str] = []
+    list(record(report_tiff, tmp_path, engine=ScriptedEngine(script), on_failed=told.append))
+    assert len(told) == 2
+    assert all("lost the model" in message for message in told)
 
 
 def test_the_recorder_passes_everything_on() -> None:
