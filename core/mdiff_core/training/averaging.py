@@ -41,7 +41,8 @@ def average_checkpoints(
         The folder.
 
     Raises:
-        CheckpointError: If one cannot be read, or has other shapes or tokens than the first.
+        CheckpointError: If one cannot be read, or has other shapes, weights or tokens than the
+            first.
         ConfigError: If there is none, or a weight is not above 0.
     """
     if not parts or not all(0 < weight < math.inf for _, weight in parts):
@@ -69,8 +70,14 @@ def average_checkpoints(
         # A row that only the first one's tokenizer uses was never trained here.
         has_say = [[i in own or i not in tokens] for i in range(rows)]
         share = torch.tensor(has_say, dtype=torch.float32) * weight
-        model = load_model(folder, other, device=cpu, dtype=torch.float32)
-        for key, value in model.named_parameters():
+        added = dict(load_model(folder, other, device=cpu, dtype=torch.float32).named_parameters())
+        if added.keys() != values.keys():
+            names = ", ".join(sorted(added.keys() ^ values.keys()))
+            raise CheckpointError(
+                f"only one of {name} and {first} has {names}: no average of them",
+                hint="a head that is tied to the embedding has no weights of its own",
+            )
+        for key, value in added.items():
             if key in BY_TOKEN:
                 values[key][:rows].add_(value * share)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -98,7 +98,7 @@ def build_model(
     for part in settings.freeze:
         getattr(model, part).requires_grad_(False)
     if config.lora.rank:
-        add_lora(model, config.lora, seed=config.run.seed)
+        add_lora(model, config.lora, seed=config.run.seed, freeze=settings.freeze)
     if config.run.recompute:
         recompute_layers(model)
     return model.train(), codec
@@ -164,8 +164,16 @@ def recompute_layers(model: MinerUDiffusion) -> None:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
 
 
-def add_lora(model: MinerUDiffusion, config: LoraConfig, *, seed: int) -> None:
+def add_lora(
+    model: MinerUDiffusion, config: LoraConfig, *, seed: int, freeze: Sequence[str] = ()
+) -> None:
     """Freeze the network and add trainable low-rank updates to its linear layers, in place.
+
+    Args:
+        model: The network.
+        config: Settings.
+        seed: Seed of the initial updates.
+        freeze: Parts that get no updates.
 
     Raises:
         ConfigError: If peft is not installed, or no layer has one of the names.
@@ -182,13 +190,18 @@ def add_lora(model: MinerUDiffusion, config: LoraConfig, *, seed: int) -> None:
         if isinstance(module, nn.Linear)
         and name.split(".")[-1] in config.targets
         and (config.vision or name.startswith("decoder."))
+        and name.split(".")[0] not in freeze
     ]
     if not names:
-        raise ConfigError(f"no linear layer is called {', '.join(config.targets)}")
+        raise ConfigError(
+            f"no linear layer is called {', '.join(config.targets)}",
+            hint=f"outside of what model.freeze names: {', '.join(freeze)}" if freeze else None,
+        )
     model.requires_grad_(False)
     settings = peft.LoraConfig(
         r=config.rank,
-        lora_alpha=int(config.alpha),
+        # Declared as an integer there, but used as a factor: fractions are as good.
+        lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=names,
     )

@@ -7,12 +7,14 @@ known one. Relative paths are relative to the file.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mdiff_core.checkpoint import EMBEDDED
 from mdiff_core.config import strict_from_dict
@@ -34,6 +36,7 @@ __all__ = [
     "SourceConfig",
     "TrainConfig",
     "ValidationConfig",
+    "check_types",
     "load_config",
     "require",
 ]
@@ -45,6 +48,71 @@ def require(owner: str, name: str, value: Any, ok: bool, allowed: str) -> None:
         raise ConfigError(
             f"[{owner}] {name} = {value!r} is out of range", hint=f"allowed: {allowed}"
         )
+
+
+def check_types(owner: str, settings: Any) -> None:
+    """Refuse values that are not of the type that their setting is declared with.
+
+    A file may hold anything, and Python would often go on with it: a text is a list of letters, a
+    text is true, 1e4 is not the number of a step.
+
+    Args:
+        owner: Table of the settings, for the message.
+        settings: A dataclass of settings. Lists pass for tuples, integers for floats, texts for
+            paths; floats must be finite.
+
+    Raises:
+        ConfigError: If a value is of another type; names table, setting and type.
+    """
+    for name, kind in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        if not _is_of(kind, value):
+            raise ConfigError(
+                f"[{owner}] {name} = {value!r} cannot be used", hint=f"give {_in_words(kind)}"
+            )
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_is_of(arg, value) for arg in args)
+    if origin is Literal:
+        return value in args
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _is_of(args[0], key) and _is_of(args[1], item) for key, item in value.items()
+        )
+    if origin in (tuple, Sequence):
+        if not isinstance(value, list | tuple):
+            return False
+        kinds = args if origin is tuple and Ellipsis not in args else args[:1] * len(value)
+        return len(value) == len(kinds) and all(map(_is_of, kinds, value))
+    if kind in (int, float):
+        # To Python, true is a 1.
+        if isinstance(value, float):
+            return kind is float and math.isfinite(value)
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is Path:
+        return isinstance(value, str | Path)
+    return isinstance(value, kind)
+
+
+def _in_words(kind: Any) -> str:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(_in_words(arg) for arg in args)
+    if origin is Literal:
+        return " or ".join(map(str, args))
+    if origin is Mapping:
+        return "a table"
+    if origin in (tuple, Sequence):
+        if origin is tuple and Ellipsis not in args:
+            return f"[{', '.join(map(_in_words, args))}]"
+        return f"a list, each {_in_words(args[0])}"
+    words = {int: "an integer", float: "a number", bool: "true or false", type(None): "nothing"}
+    return words.get(kind, "a text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +182,15 @@ class RunConfig:
         def check(name: str, ok: bool, allowed: str) -> None:
             require("run", name, getattr(self, name), ok, allowed)
 
+        check_types("run", self)
         object.__setattr__(self, "out", Path(self.out))
+        check("seed", 0 <= self.seed < 2**63, "integer in [0, 2**63)")
+        check("dtype", self.dtype in ("auto", "bf16", "fp32"), "auto, bf16 or fp32")
+        check("export_dtype", self.export_dtype in ("bf16", "fp32"), "bf16 or fp32")
         for name in ("steps", "batch_size", "micro_batch", "save_every", "keep", "log_every"):
             check(name, getattr(self, name) >= 1, ">= 1")
-        check("workers", self.workers >= 0, ">= 0")
-        check("max_minutes", self.max_minutes >= 0, ">= 0")
+        for name in ("workers", "max_minutes", "threads"):
+            check(name, getattr(self, name) >= 0, ">= 0")
         check(
             "batch_size",
             self.batch_size % self.micro_batch == 0,
@@ -148,7 +220,7 @@ class ModelSettings:
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require("model", "init", self.init, self.init in ("base", "scratch"), "base or scratch")
+        check_types("model", self)
         object.__setattr__(self, "freeze", tuple(self.freeze))
         parts = {"vision", "projector", "decoder"}
         require("model", "freeze", self.freeze, set(self.freeze) < parts, "two of the three parts")
@@ -194,7 +266,7 @@ class ObjectiveConfig:
         def check(name: str, ok: bool, allowed: str) -> None:
             require("objective", name, getattr(self, name), ok, allowed)
 
-        check("form", self.form in ("drawn", "all"), "drawn or all")
+        check_types("objective", self)
         check("block_length", 1 <= self.block_length <= 1024, "integer in [1, 1024]")
         for name in ("full_mask", "mask_runs"):
             check(name, 0 <= getattr(self, name) <= 1, "[0, 1]")
@@ -203,10 +275,10 @@ class ObjectiveConfig:
         for name in ("image_answer", "guide"):
             pair = tuple(getattr(self, name))
             object.__setattr__(self, name, pair)
-            check(name, len(pair) == 2 and min(pair) >= 0, "[first, last], both >= 0")
-        object.__setattr__(
-            self, "guide_heads", tuple((layer, head) for layer, head in self.guide_heads)
-        )
+            check(name, min(pair) >= 0, "[first, last], both >= 0")
+        heads = tuple((layer, head) for layer, head in self.guide_heads)
+        object.__setattr__(self, "guide_heads", heads)
+        check("guide_heads", all(min(pair) >= 0 for pair in heads), "[layer, head], both >= 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,14 +312,13 @@ class OptimConfig:
         def check(name: str, ok: bool, allowed: str) -> None:
             require("optim", name, getattr(self, name), ok, allowed)
 
+        check_types("optim", self)
         object.__setattr__(self, "betas", tuple(self.betas))
         check("lr", self.lr > 0, "> 0")
-        check("vision_lr", self.vision_lr >= 0, ">= 0")
-        low, high = min(self.betas), max(self.betas)
-        check("betas", (len(self.betas), low >= 0, high < 1) == (2, True, True), "two in [0, 1)")
-        check("warmup_steps", self.warmup_steps >= 0, ">= 0")
+        check("betas", min(self.betas) >= 0 and max(self.betas) < 1, "two in [0, 1)")
+        for name in ("vision_lr", "eps", "weight_decay", "warmup_steps", "clip"):
+            check(name, getattr(self, name) >= 0, ">= 0")
         check("final_lr", 0 <= self.final_lr <= 1, "[0, 1]")
-        check("clip", self.clip >= 0, ">= 0")
         check("ema", 0 <= self.ema < 1, "[0, 1)")
 
 
@@ -272,8 +343,10 @@ class LoraConfig:
     vision: bool = False
 
     def __post_init__(self) -> None:
+        check_types("lora", self)
         object.__setattr__(self, "targets", tuple(self.targets))
         require("lora", "rank", self.rank, self.rank >= 0, ">= 0")
+        require("lora", "alpha", self.alpha, self.alpha > 0, "> 0")
         require("lora", "dropout", self.dropout, 0 <= self.dropout < 1, "[0, 1)")
 
 
@@ -293,6 +366,7 @@ class SourceConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types("data", self)
         require("data", "weight", self.weight, self.weight > 0, "> 0")
 
 
@@ -313,6 +387,7 @@ class ValidationConfig:
     data: tuple[SourceConfig, ...] = ()
 
     def __post_init__(self) -> None:
+        check_types("validation", self)
         require("validation", "every", self.every, self.every >= 0, ">= 0")
         require("validation", "samples", self.samples, self.samples >= 0, ">= 0")
         require("validation", "threshold", self.threshold, 0 <= self.threshold <= 1, "[0, 1]")
@@ -341,9 +416,12 @@ class MineConfig:
     data: tuple[SourceConfig, ...] = ()
 
     def __post_init__(self) -> None:
+        check_types("mine", self)
+        require("mine", "seed", self.seed, self.seed >= 0, ">= 0")
         require("mine", "samples", self.samples, self.samples >= 1, ">= 1")
         require("mine", "runs", self.runs, self.runs >= 2, ">= 2")
         require("mine", "temperature", self.temperature, self.temperature > 0, "> 0")
+        require("mine", "threshold", self.threshold, 0 <= self.threshold <= 1, "[0, 1]")
         require("mine", "tau", self.tau, 0 <= self.tau <= 1, "[0, 1]")
 
 
@@ -404,20 +482,20 @@ _TABLES: dict[str, Any] = {
 
 def _table(name: str, kind: Any, raw: Any) -> Any:
     if not isinstance(raw, Mapping):
-        raise ConfigError(f"[{name}] is not a table")
+        raise ConfigError(f"{name} is not a table", hint=f"write [{name}], once")
     values = dict(raw)
     if "data" in values:
         values["data"] = _sources(f"{name}.data", values["data"])
     try:
         return strict_from_dict(kind, values)
     except TypeError as error:
-        # A missing required setting, or one of a wrong type.
+        # A required setting is missing.
         raise ConfigError(f"[{name}] cannot be used: {error}") from error
 
 
 def _sources(name: str, raw: Any) -> tuple[SourceConfig, ...]:
     sources = []
-    for item in raw:
+    for item in raw if isinstance(raw, list | tuple) else [None]:
         if not isinstance(item, Mapping):
             raise ConfigError(f"{name} is no list of tables", hint=f"write [[{name}]]")
         values = dict(item)
@@ -442,8 +520,9 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Train
         ConfigError: If the file is missing, is no TOML, or holds a wrong setting.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        # Some editors begin a file with a byte order mark.
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
@@ -455,25 +534,37 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Train
             if not isinstance(target, dict):
                 raise ConfigError(f"--set {name}: {table} is not a table")
         target[last] = value
-    folder = path.parent
+    _make_absolute(raw, path.parent)
     try:
-        if "out" in raw.get("run", {}):
-            raw["run"]["out"] = str((folder / raw["run"]["out"]).resolve())
-        for table in (raw, raw.get("validation", {}), raw.get("mine", {})):
-            for source in table.get("data", ()):
-                for key in ("path", "corpus", "fonts"):
-                    if key in source:
-                        source[key] = _resolve(folder, source[key])
-        base = raw.get("model", {}).get("base", "")
-        if base and base not in EMBEDDED and (folder / Path(base).expanduser()).is_dir():
-            raw["model"]["base"] = str((folder / Path(base).expanduser()).resolve())
         return TrainConfig.from_dict(raw)
     except ConfigError as error:
         error.source = str(path)
         raise
 
 
+def _make_absolute(raw: Mapping[str, Any], folder: Path) -> None:
+    """Resolve the paths of a file, in place. What is of a wrong type is left to be refused."""
+    for run in _tables(raw.get("run")):
+        if "out" in run:
+            run["out"] = _resolve(folder, run["out"])
+    for table in (raw, *_tables(raw.get("validation")), *_tables(raw.get("mine"))):
+        for source in _tables(table.get("data")):
+            for key in ("path", "corpus", "fonts"):
+                if key in source:
+                    source[key] = _resolve(folder, source[key])
+    for model in _tables(raw.get("model")):
+        base = model.get("base")
+        if isinstance(base, str) and base and base not in EMBEDDED:
+            resolved = _resolve(folder, base)
+            model["base"] = resolved if Path(resolved).is_dir() else base
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, dict)]
+
+
 def _resolve(folder: Path, value: Any) -> Any:
     if isinstance(value, list):
         return [_resolve(folder, item) for item in value]
-    return str((folder / Path(value).expanduser()).resolve())
+    return str((folder / Path(value).expanduser()).resolve()) if isinstance(value, str) else value

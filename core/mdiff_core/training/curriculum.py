@@ -21,6 +21,7 @@ from mdiff_core.config import DecodeConfig, Task
 from mdiff_core.engine import Engine
 from mdiff_core.errors import ConfigError
 from mdiff_core.training.config import MineConfig, TrainConfig
+from mdiff_core.training.data.jsonl import read_json_lines
 from mdiff_core.training.data.sample import Sample
 from mdiff_core.training.data.sources import build_source
 from mdiff_core.training.metrics import edit_similarity
@@ -198,7 +199,6 @@ def load_mined(path: Path) -> list[MinedRecord]:
         ConfigError: If it cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [MinedRecord(**json.loads(line)) for line in lines if line.strip()]
-    except (OSError, TypeError, json.JSONDecodeError) as error:
+        return [MinedRecord(**record) for _, record in read_json_lines(path)]
+    except TypeError as error:
         raise ConfigError(f"mined samples {path} cannot be read: {error}") from error

@@ -51,7 +51,8 @@ class Processes:
         if self.count == 1:
             return
         for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.flatten() for tensor in bucket])
+            # NCCL sums on the device alone; sums of losses are kept on the CPU.
+            flat = torch.cat([tensor.flatten() for tensor in bucket]).to(self.device)
             dist.all_reduce(flat)
             at = 0
             for tensor in bucket:

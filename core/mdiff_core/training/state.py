@@ -47,11 +47,16 @@ def save_state(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> 
 def write_atomically(path: Path, write: Any) -> None:
     """Call ``write(stream)`` on a temporary file, put it on disk, and give it its name."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as stream:
-        write(stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        # A part of a file is of no use to anybody, least of all on a full disk.
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def state_files(folder: Path) -> list[Path]:
@@ -117,11 +122,11 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if resume_at is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
                 try:
                     record = json.loads(line)
                 except json.JSONDecodeError:
-                    # The kill came in the middle of a line.
+                    # The kill came in the middle of a line, perhaps of a character.
                     continue
                 if record.get("step", 0) <= resume_at:
                     kept.append(line + "\n")
@@ -140,5 +145,6 @@ class Journal:
 
 def read_log(path: Path, event: str = "step") -> list[dict[str, Any]]:
     """Return the records of one kind from a log."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [record for record in map(json.loads, lines) if record["event"] == event]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    records = [json.loads(line) for line in lines if line]
+    return [record for record in records if record["event"] == event]

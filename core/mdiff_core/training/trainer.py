@@ -26,6 +26,7 @@ from mdiff_core.training.build import build_model, export_checkpoint, plain_mode
 from mdiff_core.training.config import TrainConfig
 from mdiff_core.training.data.sample import generator
 from mdiff_core.training.data.sources import build_stream
+from mdiff_core.training.data.stream import SampleStream
 from mdiff_core.training.distributed import Processes, join_processes
 from mdiff_core.training.loading import MicroBatches, load_in_order, stop_on_signals
 from mdiff_core.training.objective import losses
@@ -92,15 +93,18 @@ class Trainer:
         self.config, self._processes = config, processes
         self._progress = progress or (lambda record: None)
         self._per_process = _split(config, processes)
-        dtype = choose_dtype(run.dtype, processes.device)
+        dtype = _compute_dtype(run.dtype, processes.device)
         self.model, self._codec = build_model(config, device=processes.device, dtype=dtype)
         shapes = self.model.config
         self._check_guide()
         self._data = MicroBatches(config, shapes)
+        # What is wrong with it is known before the first step, not after hours of them.
+        self._held_out = self._open_held_out()
         self.optimizer = MasterOptimizer(self.model, config.optim, run.steps)
         self.step, self._skipped = 0, 0
-        # (sum, count) of each loss since the last line of the log; saved along.
-        self._sums = torch.zeros(len(_FIELDS), 2, dtype=torch.float64, device=processes.device)
+        # (sum, count) of each loss since the last line of the log; saved along. On the CPU: not
+        # every device has fp64.
+        self._sums = torch.zeros(len(_FIELDS), 2, dtype=torch.float64)
         self._states = run.out / "states"
         if not fresh:
             self._resume()
@@ -175,7 +179,7 @@ class Trainer:
             batches: Micro-batches of this process, in order.
 
         Returns:
-            (sum, count) of each loss over all processes, fp64.
+            (sum, count) of each loss over all processes, fp64 on the CPU.
         """
         device, objective = self._processes.device, self.config.objective
         name_weight, guide_weight = (
@@ -187,11 +191,11 @@ class Trainer:
         counts = torch.tensor(
             [sum(b.num_masked for b in parts), sum(b.num_named for b in parts),
              sum(b.num_guided for b in parts) * max(1, len(heads))],
-            dtype=torch.float64, device=device,
+            dtype=torch.float64,
         )  # fmt: skip
         self._processes.sum_([counts])
         masked, named, guided = counts.clamp(min=1).tolist()
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        found_sums = []
         for number, part in enumerate(parts):
             torch.manual_seed(self._dropout_seed(number))
             found = losses(
@@ -205,7 +209,10 @@ class Trainer:
             total.backward()
             self.optimizer.accumulate()
             values = (found.masked, found.correct, found.named, found.guided)
-            sums += torch.stack([value.detach().double() for value in values])
+            found_sums.append(torch.stack([value.detach().float() for value in values]))
+        sums = torch.zeros(4, dtype=torch.float64)
+        for found_sum in torch.stack(found_sums).cpu():
+            sums += found_sum
         self._processes.sum_([sums])
         both = torch.stack([sums, counts[[0, 0, 1, 2]]], dim=1)
         if not name_weight:
@@ -280,21 +287,26 @@ class Trainer:
         index = self.step * per_step + processes.rank + number * processes.count
         return int(generator(run.seed, index, 4).integers(2**62))
 
+    def _open_held_out(self) -> SampleStream | None:
+        """Return the stream of the validation samples, on the process that reads them."""
+        settings = self.config.validation
+        if not settings.samples or not self._processes.is_main:
+            return None
+        # Drawn samples of another seed are others than those of the training.
+        seed = self.config.run.seed + 10**9
+        if settings.data:
+            return build_stream(settings.data, self.model.config.capabilities, seed=seed)
+        weights = [source.weight for source in self.config.data]
+        return SampleStream(self._data.stream.sources, weights, seed=seed)
+
     def _validate(self) -> Validation | None:
         """Read the validation samples on the main process, the others wait."""
         settings = self.config.validation
         if not settings.samples:
             return None
         found = None
-        if self._processes.is_main:
-            stream = build_stream(
-                settings.data or self.config.data,
-                self.model.config.capabilities,
-                # Drawn samples of another seed are others than those of the training.
-                seed=self.config.run.seed + 10**9,
-                group=1,
-            )
-            samples = [stream[i] for i in range(settings.samples)]
+        if self._held_out is not None:
+            samples = [self._held_out[i] for i in range(settings.samples)]
             found = validate(
                 plain_model(self.model, self.optimizer.final_weights()),
                 self._codec,
@@ -373,6 +385,16 @@ def train(config: TrainConfig, *, fresh: bool = False, progress: Progress | None
     """
     with join_processes(config.run.device) as processes:
         return Trainer(config, processes, fresh=fresh, progress=progress).run()
+
+
+def _compute_dtype(wish: str, device: torch.device) -> torch.dtype:
+    """Return the type a network is trained in; ``auto`` as :class:`RunConfig` says."""
+    if wish == "auto" and device.type == "cuda":
+        # Older GPUs emulate bf16, slower than fp32; fp16, which decoding takes there, has too
+        # small a range for gradients.
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if native else torch.float32
+    return choose_dtype(wish, device)
 
 
 def _split(config: TrainConfig, processes: Processes) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def add_characters(base: str, characters: str, output: Path, *, dtype: str = "bf
 
     Args:
         base: Name or folder of a checkpoint with a byte-level BPE tokenizer.
-        characters: The characters, in any order.
+        characters: The characters, in any order; taken as the tokenizer normalises them.
         output: Folder to write, in the released format.
         dtype: Type of the weights that are written.
 
@@ -60,6 +60,8 @@ def add_characters(base: str, characters: str, output: Path, *, dtype: str = "bf
     config = ModelConfig.from_folder(folder)
     raw = read_json(folder / "tokenizer.json")
     before = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if before.normalizer is not None:
+        characters = "".join(map(before.normalizer.normalize_str, characters))
     wanted = [c for c in dict.fromkeys(characters) if len(_ids(before, c)) > 1]
     if not wanted or any(c.isspace() for c in wanted):
         raise ConfigError("give characters that take several tokens in this tokenizer, no spaces")
@@ -105,28 +107,31 @@ def _origin(tokenizer: Tokenizer, character: str) -> int:
     return _ids(tokenizer, plain if plain.isascii() else character)[-1]
 
 
-def _extend(raw: dict[str, Any], before: Tokenizer, characters: Iterable[str]) -> None:
-    """Add a token for each character to a ``tokenizer.json``, by merges of its present tokens."""
-    model, kinds = raw["model"], {p.get("type") for p in _pre_tokenizers(raw)}
-    if model.get("type") != "BPE" or "ByteLevel" not in kinds:
+def _extend(raw: dict[str, Any], before: Tokenizer, characters: Sequence[str]) -> None:
+    """Add a token for each character to a ``tokenizer.json``.
+
+    Not by merges: they join two tokens at a time, so those of a character of three bytes also join
+    the first two bytes of its neighbours, to a token that nobody has trained. Each character is
+    split off before the tokens are looked for, and what was split off is looked up as a whole.
+    """
+    model, splits = raw["model"], _pre_tokenizers(raw)
+    if model.get("type") != "BPE" or "ByteLevel" not in {split.get("type") for split in splits}:
         raise CheckpointError("only a byte-level BPE tokenizer takes further characters")
-    vocab, merges = model["vocab"], model["merges"]
+    vocab = model["vocab"]
     next_id = max(before.get_vocab().values()) + 1
     for token in raw["added_tokens"]:
         # Ids of added tokens are counted on from the vocabulary's size, except for those in it.
         vocab.setdefault(token["content"], token["id"])
-    as_text = not merges or isinstance(merges[0], str)
     for character in characters:
-        pieces = before.encode(character, add_special_tokens=False).tokens
-        left = pieces[0]
-        for right in pieces[1:]:
-            merge = f"{left} {right}" if as_text else [left, right]
-            if merge not in merges:
-                merges.append(merge)
-            left += right
-            if left not in vocab:
-                vocab[left] = next_id
-                next_id += 1
+        token = "".join(before.encode(character, add_special_tokens=False).tokens)
+        if token not in vocab:
+            vocab[token] = next_id
+            next_id += 1
+    model["ignore_merges"] = True
+    # None of them means anything in a pattern: those that do are ASCII, and tokens already.
+    one = {"type": "Split", "pattern": {"Regex": f"[{''.join(characters)}]"},
+           "behavior": "Isolated", "invert": False}  # fmt: skip
+    raw["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [one, *splits]}
 
 
 def _pre_tokenizers(raw: dict[str, Any]) -> list[dict[str, Any]]:

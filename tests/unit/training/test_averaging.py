@@ -95,3 +95,14 @@ def test_a_part_has_no_say_in_tokens_it_lacks(parts: tuple[Path, Path], tmp_path
     )
     with pytest.raises(CheckpointError, match="other tokens"):
         average_checkpoints([(str(more), 1.0), (str(apart), 1.0)], tmp_path / "not")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_tied_and_an_untied_checkpoint_have_no_average(tmp_path: Path, order: int) -> None:
+    parts = [
+        (str(write_random_checkpoint(tmp_path / name, tied=name == "tied")), 1.0)
+        for name in ("tied", "untied")
+    ]
+    with pytest.raises(CheckpointError, match=r"only one of .* has decoder.lm_head.weight"):
+        average_checkpoints(parts[::order], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()

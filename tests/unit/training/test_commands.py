@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from mdiff_adapters.cli import app
@@ -149,6 +151,185 @@ def test_eval_says_what_is_missing(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2 and message in result.output
 
 
+def text_page(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    draw_text(text).save(path)
+    return path
+
+
+def bench_folder(path: Path, *images: str) -> Path:
+    """OmniDocBench's format: a page an image, each with one region."""
+    width, height = draw_text("A page with one line of text").size
+    for name in images:
+        text_page(path / name, "A page with one line of text")
+    box = [0, 0, width, 0, width, height, 0, height]
+    regions = [{"category_type": "text_block", "poly": box, "text": "Text of page 1", "order": 1}]
+    pages = [
+        {"layout_dets": regions,
+         "page_info": {"image_path": name, "width": width, "height": height}}
+        for name in images
+    ]  # fmt: skip
+    (path / "bench.json").write_text(json.dumps(pages))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("bench", ("--threshold", "0.5", "--threshold", "0.9"), "several --threshold has no"),
+        ("bench", ("--plot", "PLOT"), "--plot has no effect on pages end to end"),
+        ("bench", ("--layout", "true", "--predictions", "MD"), "--predictions has no effect on"),
+        ("bench", ("--text", "words"), "--text has no effect"),
+        ("bench", ("--count", "3"), "--count has no effect"),
+        ("bench", ("--damage",), "draw text and read no folder"),
+        ("bench", ("--engine", "tiny", "--engine", "scripted:"), "several --engine has no effect"),
+        ("crops", ("--layout", "true"), "--layout has no effect on labelled crops"),
+        ("crops", ("--predictions", "MD"), "--predictions has no effect on labelled crops"),
+        ("none", ("--damage", "--plot", "PLOT"), "--plot has no effect on damaged text"),
+        ("none", ("--shuffle", "1", "--every", "2"), "--every has no effect on shuffled text"),
+        ("none", ("--damage", "--threshold", "0.5", "--threshold", "1"), "several --threshold"),
+        ("none", ("--damage", "--engine", "tiny", "--engine", "tiny"), "given twice"),
+    ],
+)
+def test_eval_refuses_options_without_effect(
+    tmp_path: Path, kind: str, options: tuple[str, ...], message: str
+) -> None:
+    """And does so before it opens an engine: this one cannot be."""
+    folder: list[Any] = []
+    if kind == "bench":
+        folder = [bench_folder(tmp_path / "data", "page.png")]
+    elif kind == "crops":
+        folder = [write(tmp_path / "data", [{"image": "a.png", "text": "a"}], a=draw_text("a"))]
+    engine = () if "--engine" in options else ("--engine", "/no/such/checkpoint")
+    names = [str(tmp_path / option) if option in ("PLOT", "MD") else option for option in options]
+    result = CliRunner().invoke(app, ["eval", *map(str, folder), *engine, *names])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_eval_makes_the_folder_of_its_report(tmp_path: Path) -> None:
+    data = bench_folder(tmp_path / "data", "page.png")
+    output = tmp_path / "new" / "folder" / "report.json"
+    arguments = ["eval", str(data), "--engine", "scripted:", "-o", str(output),
+                 "--predictions", str(tmp_path / "md")]  # fmt: skip
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(output.read_text())["metrics"]["text"] == 1
+    assert (tmp_path / "md" / "page.md").read_text().strip() == "Text of page 1"
+
+
+@pytest.mark.parametrize("option", ["-o", "--plot"])
+@pytest.mark.parametrize("name", ["file.txt/report.svg", "folder"])
+def test_eval_says_at_once_what_it_cannot_write(tmp_path: Path, option: str, name: str) -> None:
+    data = write(tmp_path / "data", [{"image": "a.png", "text": "a"}], a=draw_text("a"))
+    (tmp_path / "file.txt").write_text("")
+    (tmp_path / "folder").mkdir()
+    arguments = ["eval", str(data), "--engine", "/no/such/checkpoint", option]
+    result = CliRunner().invoke(app, [*arguments, str(tmp_path / name)])
+    assert isinstance(result.exception, SystemExit) and result.exit_code != 0
+    assert len(result.output.splitlines()) == 1
+    assert str(tmp_path / Path(name).parts[0]) in result.output
+
+
+def test_eval_says_at_once_what_it_cannot_plot(tmp_path: Path) -> None:
+    data = write(tmp_path / "data", [{"image": "a.png", "text": "a"}], a=draw_text("a"))
+    arguments = ["eval", str(data), "--engine", "/no/such/checkpoint", "--plot", "curve.odd"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "no plot can be written as '.odd'" in result.output
+
+
+def test_eval_refuses_predictions_that_overwrite_each_other(tmp_path: Path) -> None:
+    data = bench_folder(tmp_path / "data", "page.png", "page.bmp")
+    arguments = ["eval", str(data), "--engine", "scripted:", "--predictions", str(tmp_path / "md")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "would be one file" in result.output
+    assert not (tmp_path / "md").exists()
+
+
+def test_label_keeps_documents_of_one_name_apart(tmp_path: Path) -> None:
+    first = text_page(tmp_path / "a" / "scan.png", "The first of two pages")
+    second = text_page(tmp_path / "b" / "scan.png", "The second of two pages")
+    third = text_page(tmp_path / "a" / "scan.bmp", "A third one of another kind")
+    folder = tmp_path / "data"
+
+    def label(*pages: Path) -> tuple[str, list[str]]:
+        arguments = ["label", *map(str, pages), "-o", str(folder), "--engine", "scripted:"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        lines = (folder / "labels.jsonl").read_text().splitlines()
+        return result.output, [json.loads(line)["image"] for line in lines]
+
+    _, names = label(first, second)
+    assert names[0] == "scan_p0001.png" and len(set(names)) == 2
+    _, names = label(third)
+    assert len(set(names)) == 3
+    pixels = [Image.open(folder / name).convert("RGB").tobytes() for name in names]
+    assert pixels == [Image.open(p).convert("RGB").tobytes() for p in (first, second, third)]
+    # What was corrected stays, whichever of the pages comes again, and in whatever order.
+    labels = folder / "labels.jsonl"
+    corrected = labels.read_text().replace("Text of page 1", "Corrected").removesuffix("\n")
+    labels.write_text(corrected)
+    output, again = label(third, second, first)
+    assert again == names and output.count("is labelled already") == 3
+    assert labels.read_text().rstrip("\n") == corrected
+    # A label that was removed is drafted anew, beside the picture that is there.
+    labels.write_text("\n".join(corrected.splitlines()[1:]))
+    _, again = label(first, second)
+    assert sorted(again) == sorted(names)
+    assert labels.read_text().count("Corrected") == 2
+
+
+def test_label_says_which_pages_it_left_out(tmp_path: Path) -> None:
+    page = text_page(tmp_path / "page.png", "A page with one line of text")
+    bad = tmp_path / "bad.gif"
+    data = io.BytesIO()
+    draw_text("A page with one line of text").save(data, "GIF")
+    bad.write_bytes(data.getvalue()[:-400])
+    arguments = ["label", str(page), str(bad), "-o", str(tmp_path / "data"), "--engine"]
+    result = CliRunner().invoke(app, [*arguments, "scripted:"])
+    assert result.exit_code == 1
+    assert "error: " in result.output and "bad.gif" in result.output
+    assert "1 page could not be read" in result.output
+    assert len((tmp_path / "data" / "labels.jsonl").read_text().splitlines()) == 1
+
+
+def test_label_leaves_out_pages_that_failed(tmp_path: Path) -> None:
+    """An empty label would teach that there is nothing on the page."""
+    page = text_page(tmp_path / "page.png", "A page with one line of text")
+    recording = tmp_path / "recording"
+    recording.mkdir()
+    (recording / "other.json").write_text('{"layout_output": "", "regions": []}')
+    folder = tmp_path / "data"
+    arguments = ["label", str(page), "-o", str(folder), "--engine", f"replay:{recording}"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "no recorded page 'page_p0001'" in result.output
+    assert [path.name for path in folder.iterdir()] == ["labels.jsonl"]
+    assert (folder / "labels.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("written", ["{", "[]", '{"text": "x"}'])
+def test_label_touches_no_labels_it_cannot_read(tmp_path: Path, written: str) -> None:
+    page = text_page(tmp_path / "page.png", "A page with one line of text")
+    labels = tmp_path / "data" / "labels.jsonl"
+    labels.parent.mkdir()
+    labels.write_text(written)
+    arguments = ["label", str(page), "-o", str(labels.parent), "--engine", "scripted:"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "line 1 is no label" in result.output
+    assert labels.read_text() == written
+
+
+def test_label_into_a_file_is_one_line(tmp_path: Path) -> None:
+    page = text_page(tmp_path / "page.png", "A page with one line of text")
+    result = CliRunner().invoke(app, ["label", str(page), "-o", str(page), "--engine", "scripted:"])
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 1
+    [line] = result.output.splitlines()
+    assert line.startswith("error: ")
+
+
 def test_label_writes_a_folder_to_train_on(tmp_path: Path) -> None:
     draw_text("A page with one line of text").save(tmp_path / "page.png")
     folder = tmp_path / "data"
@@ -186,7 +367,7 @@ def test_paths_are_relative_to_the_file(config: Path, tmp_path: Path) -> None:
         ("[model]\nbase='tiny'", r"no table \[run\]"),
         ("[run]\nsteps = 3\nout='x'", r"no \[\[data\]\]"),
         ("[run]\nsteps = 0\nout='x'", "steps = 0 is out of range"),
-        ("[run]\nsteps = '3'\nout='x'", r"\[run\] cannot be used"),
+        ("[run]\nsteps = '3'\nout='x'", r"\[run\] steps = '3' cannot be used"),
         ("[run]\nsteps = 3\nout='x'\nbatch_size=5\nmicro_batch=2", "a multiple of micro_batch = 2"),
         ("[run]\nsteps = 3\nout='x'\n[data]\nkind='lines'", "write ..data.."),
         ("[run]\nsteps = 3\nout='x'\n[[data]]\nweight=1", "no kind"),

@@ -18,6 +18,7 @@ from mdiff_core.testing import write_random_checkpoint
 from mdiff_core.training.batch import Encoder
 from mdiff_core.training.config import MineConfig, ObjectiveConfig
 from mdiff_core.training.curriculum import (
+    MinedRecord,
     central_answer,
     consistency,
     load_mined,
@@ -27,7 +28,7 @@ from mdiff_core.training.curriculum import (
 from mdiff_core.training.data import build_source, build_stream
 from mdiff_core.training.metrics import edit_similarity
 
-from .conftest import SEGMENT, MakeConfig
+from .conftest import REGION, SEGMENT, MakeConfig
 from .test_folder import draw_text, write
 
 
@@ -127,6 +128,97 @@ def test_a_person_reviews_what_has_no_truth(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     sample = build_source("mined", {"path": str(path)}, SEGMENT).sample(0, 0)
     assert sample.text == "ab cd"
+
+
+@pytest.fixture
+def reviewed(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of six images, and the samples that a person has reviewed."""
+    names = [str(i) for i in range(6)]
+    records = [{"image": f"{name}.png", "text": "?"} for name in names]
+    images = {name: draw_text(f"image {name}") for name in names}
+    folder = write(tmp_path / "pages", records, **images)
+    options = {"path": str(folder)}
+    source = build_source("folder", options, REGION)
+    lines = [
+        MinedRecord(
+            task="text", consistency=0.5, answers=("a", "b"), status="reviewed", seed=1,
+            text=Path(sample.origin["image"]).stem, index=index, origin=sample.origin,
+            source={"kind": "folder", "options": options},
+        ).to_json()
+        for index, sample in ((index, source.sample(1, index)) for index in range(6))
+    ]  # fmt: skip
+    (tmp_path / "hard.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder, tmp_path / "hard.jsonl"
+
+
+def texts_and_images(path: Path) -> dict[str, str]:
+    source = build_source("mined", {"path": str(path)}, REGION)
+    samples = [source.sample(0, index) for index in range(6)]
+    return {sample.text: Path(sample.origin["image"]).stem for sample in samples}
+
+
+def test_reviewed_texts_stay_with_their_images(reviewed: tuple[Path, Path]) -> None:
+    folder, hard = reviewed
+    same = {str(i): str(i) for i in range(6)}
+    assert texts_and_images(hard) == same
+    # Another record shifts all of them, in the file and in the random order.
+    labels = folder / "labels.jsonl"
+    lines = labels.read_text(encoding="utf-8").splitlines()
+    more = json.dumps({"image": "0.png", "text": "a page", "task": "layout"})
+    labels.write_text("\n".join([more, *lines[::-1]]), encoding="utf-8")
+    assert texts_and_images(hard) == same
+    lines[5] = lines[5].replace("}", ', "status": "skip"}')
+    labels.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"5.png.* gives no sample any more \(mine again"):
+        texts_and_images(hard)
+
+
+def test_a_broken_image_takes_its_reviewed_text_along(
+    reviewed: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, hard = reviewed
+    (folder / "3.png").write_bytes(b"no picture")
+    assert texts_and_images(hard) == {str(i): str(i) for i in range(6) if i != 3}
+    assert "3.png is replaced" in caplog.text
+
+
+def test_a_reviewed_drawn_sample_must_be_drawn_alike(
+    engine: Engine, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(mine={**FAST, "samples": 1, "tau": 0.99})
+    [found] = mine(config, engine, labelled=False)
+    path = tmp_path / "hard.jsonl"
+    path.write_text(replace(found, status="reviewed", text="seen").to_json(), encoding="utf-8")
+    assert build_source("mined", {"path": str(path)}, SEGMENT).sample(0, 0).text == "seen"
+    other = {**found.origin, "font": "another"}
+    changed = replace(found, status="reviewed", text="seen", origin=other)
+    path.write_text(changed.to_json(), encoding="utf-8")
+    with pytest.raises(ConfigError, match="mine again"):
+        build_source("mined", {"path": str(path)}, SEGMENT).sample(0, 0)
+
+
+def test_mined_files_are_read_as_people_save_them(
+    reviewed: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, hard = reviewed
+    raw = json.loads(hard.read_text(encoding="utf-8").split("\n")[0])
+    line = json.dumps({**raw, "text": "a\u2028b\u0085c"}, ensure_ascii=False)
+    hard.write_text(line + "\n", encoding="utf-8-sig")
+    assert [record.text for record in load_mined(hard)] == ["a\u2028b\u0085c"]
+    [text] = texts_and_images(hard)
+    assert text == "a\u2028b\u0085c"
+    for wrong, message in (
+        ({**raw, "text": None}, "text = None is not what mining writes"),
+        ({**raw, "source": {}}, "no kind and options"),
+        ([raw], "no JSON object"),
+    ):
+        hard.write_text(json.dumps(wrong), encoding="utf-8")
+        with pytest.raises(ConfigError, match=f"hard.jsonl, line 1.*{message}"):
+            texts_and_images(hard)
+    hard.write_bytes(line.replace("b", "é").encode("cp1252", errors="replace"))
+    for read in (load_mined, texts_and_images):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read(hard)
 
 
 def test_stage_two_mixes_hard_and_easy_samples_and_weighs_the_hard_ones(

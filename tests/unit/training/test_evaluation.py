@@ -281,3 +281,5 @@ def test_a_folder_of_crops_is_loaded(tmp_path: Path) -> None:
     first, second = load_crops(tmp_path)
     assert first.name == "a.png" and second.image.size == (1036, 1036)
     assert [crop.truth for crop in load_crops(tmp_path, every=2)] == ["a"]
+    # An engine that knows no layouts is not asked for one.
+    assert [crop.truth for crop in load_crops(tmp_path, tasks=("text",))] == ["a"]

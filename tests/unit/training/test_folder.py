@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from mdiff_adapters.layout import parse_layout
 from mdiff_core.config import Capabilities
 from mdiff_core.errors import ConfigError, ImageError
 from mdiff_core.training.data import build_source
@@ -111,6 +112,14 @@ def test_skipped_records_and_unknown_tasks_are_left_out(
             {"image": "a.png", "regions": [{"type": "text", "bbox": [0, 0, 40, 50]}]},
             "is not inside the page",
         ),
+        *(
+            (
+                {"image": "a.png", "regions": [{"type": "text", "bbox": [0, 0, 1, 1], "angle": a}]},
+                "the angle .* is none of 0, 90, 180, 270",
+            )
+            for a in (None, "left", 45)
+        ),
+        ({"image": "a.png", "text": "x", "consistency": "high"}, "no number in"),
     ],
 )
 def test_wrong_records_are_named(tmp_path: Path, record: dict[str, Any], message: str) -> None:
@@ -127,6 +136,27 @@ def test_missing_labels_are_named(tmp_path: Path) -> None:
         read_labels(tmp_path)
 
 
+def test_label_files_are_read_as_people_save_them(tmp_path: Path) -> None:
+    draw_text("a").save(tmp_path / "a.png")
+    labels, texts = tmp_path / "labels.jsonl", ["a\u2028b", "c\u0085d", "é"]
+    records = [json.dumps({"image": "a.png", "text": t}, ensure_ascii=False) for t in texts]
+    labels.write_bytes("\r\n".join(records).encode("utf-8-sig"))
+    assert [record.text for record in read_labels(tmp_path)] == texts
+    labels.write_bytes(records[2].encode("cp1252"))
+    with pytest.raises(ConfigError, match=r"labels.jsonl cannot be read: .* \(save it as UTF-8\)"):
+        read_labels(tmp_path)
+    labels.write_text(records[0] + '\n["a.png", "a"]\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"labels.jsonl, line 2 is no JSON object"):
+        read_labels(tmp_path)
+    labels.unlink()
+    lines = json.dumps([{"file": "a.png", "text": "é"}], ensure_ascii=False)
+    (tmp_path / "lines.json").write_bytes(lines.encode("utf-8-sig"))
+    assert [record.text for record in read_labels(tmp_path)] == ["é"]
+    (tmp_path / "lines.json").write_bytes(lines.encode("cp1252"))
+    with pytest.raises(ConfigError, match=r"lines.json cannot be read"):
+        read_labels(tmp_path)
+
+
 def test_a_broken_image_is_replaced_by_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +169,65 @@ def test_a_broken_image_is_replaced_by_the_next(
     (tmp_path / "b.png").write_bytes(b"")
     with pytest.raises(ImageError, match="in a row"):
         source.sample(0, 0)
+
+
+def test_an_image_of_too_many_pixels_is_replaced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [{"image": f"{name}.png", "text": name} for name in "ab"]
+    write(tmp_path, records, a=Image.new("L", (200, 200)), b=Image.new("L", (20, 20)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    assert open_folder(tmp_path, shuffle=False).sample(0, 0).text == "b"
+
+
+def test_a_line_without_ink_is_left_out(tmp_path: Path) -> None:
+    blank = Image.new("L", (200, 40), 255)
+    assert split_line(np.asarray(blank), "Short", SEGMENT) == []
+    records = [{"image": f"{name}.png", "text": "Short"} for name in "ab"]
+    write(tmp_path, records, a=blank, b=draw_text("Short"))
+    assert len(open_folder(tmp_path, SEGMENT)) == 1
+
+
+def test_images_are_taken_as_they_are_looked_at(tmp_path: Path) -> None:
+    upright = draw_text("Upright")
+    size = upright.size
+    ink = np.asarray(upright) < 128
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    upright.rotate(90, expand=True).save(tmp_path / "turned.png", exif=turned)
+    deep = Image.fromarray(np.asarray(upright).astype(np.uint16) * 257)
+    clear = Image.new("RGBA", size)
+    clear.putalpha(Image.fromarray(np.where(ink, 255, 0).astype(np.uint8)))
+    names = ("turned", "deep", "clear")
+    records = [
+        {"image": f"{name}.png", "regions": [{"type": "text", "bbox": [0, 0, 1, 1], "text": "x"}]}
+        for name in names
+    ]
+    write(tmp_path, records, deep=deep, clear=clear)
+    source = open_folder(tmp_path, shuffle=False, layout=False)
+    for number, name in enumerate(names):
+        image = source.sample(0, number).image
+        assert (image.mode, image.size) == ("RGB", size), name
+        assert ((np.asarray(image.convert("L")) < 128) == ink).all(), name
+        # Whoever opens the sample's image is not told to turn it once more.
+        assert 0x0112 not in image.getexif()
+
+
+@pytest.mark.parametrize("angle", [0, 90, 180, 270])
+def test_a_layout_answer_tells_the_angle_of_a_region(tmp_path: Path, angle: int) -> None:
+    upright = draw_text("This way up").convert("RGB")
+    page = Image.new("RGB", (500, 500), "white")
+    # What the angle makes upright lies turned the other way on the page.
+    page.paste(upright.rotate(-angle, expand=True), (50, 100))
+    width, height = upright.size if angle % 180 == 0 else upright.size[::-1]
+    box = [0.1, 0.2, (50 + width) / 500, (100 + height) / 500]
+    region = {"type": "text", "bbox": box, "text": "This way up", "angle": angle}
+    write(tmp_path, [{"image": "page.png", "regions": [region]}], page=page)
+    source = open_folder(tmp_path, shuffle=False)
+    [record] = parse_layout(source.sample(0, 0).text).records
+    assert record.angle == angle
+    crop = page.crop((50, 100, 50 + width, 100 + height)).rotate(record.angle, expand=True)
+    assert crop.tobytes() == source.sample(0, 1).image.tobytes() == upright.tobytes()
 
 
 LONG = "Every line that is longer than one piece is cut between two of its words, and joined later."

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 
 from mdiff_core import Engine
 from mdiff_core.checkpoint import resolve_checkpoint
@@ -26,12 +27,13 @@ from mdiff_core.models.loader import load_model
 from mdiff_core.training import TrainConfig, Trainer, train
 from mdiff_core.training.build import build_model, plain_model
 from mdiff_core.training.config import OptimConfig
-from mdiff_core.training.data import build_source
+from mdiff_core.training.data import build_source, build_stream
 from mdiff_core.training.distributed import Processes
 from mdiff_core.training.loading import MicroBatches
 from mdiff_core.training.objective import losses
 from mdiff_core.training.optim import MasterOptimizer, learning_rate
 from mdiff_core.training.state import LOG_NAME, read_log, state_files
+from mdiff_core.training.trainer import _compute_dtype
 
 from .conftest import REGION, SMALL_MODEL, MakeConfig
 
@@ -383,6 +385,80 @@ def test_gradients_that_are_not_finite_end_the_run(make_config: MakeConfig) -> N
     assert all(record["skipped"] == 1.0 for record in records)
 
 
+class NoDoubles(TorchFunctionMode):
+    """A device without fp64, as Apple's are: neither numbers nor casts of that type there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        there = kwargs.get("device") == self.device
+        assert not (there and kwargs.get("dtype") == torch.float64), func
+        assert func is not torch.Tensor.double
+        return func(*args, **kwargs)
+
+
+def test_sums_need_no_doubles_on_the_device(make_config: MakeConfig) -> None:
+    # Not equal to torch.device("cpu"), so that what is meant for the device can be told.
+    device = torch.device("cpu", 0)
+    config = make_config(run={"batch_size": 4, "micro_batch": 2})
+    with NoDoubles(device):
+        trainer = Trainer(config, Processes(0, 1, device))
+        sums = trainer.gradient_step(trainer.micro_batches())
+    assert {(str(v.device), v.dtype) for v in sums.values()} == {("cpu", torch.float64)}
+    # Every micro-batch has its part in the sums.
+    parts = [
+        losses(trainer.model, batch, name_images=True, guide_heads=config.objective.guide_heads)
+        for batch, _ in zip(trainer.micro_batches(), range(2), strict=False)
+    ]
+    for name, field in (("loss", "masked"), ("accuracy", "correct"), ("guided", "guided")):
+        total = sum(getattr(part, field).item() for part in parts)
+        assert float(sums[name][0]) == pytest.approx(total)
+
+
+def test_the_type_is_chosen_by_what_the_device_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    for native, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        # Emulated it is everywhere.
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True, native=native: including_emulation or native,
+        )
+        assert _compute_dtype("auto", gpu) == expected
+        assert _compute_dtype("bf16", gpu) == torch.bfloat16
+        assert _compute_dtype("fp32", gpu) == torch.float32
+
+
+def test_validation_that_cannot_be_made_is_refused_before_the_first_step(
+    make_config: MakeConfig,
+) -> None:
+    for data, message in (
+        ([{"kind": "linse"}], "no kind of data 'linse'"),
+        ([{"kind": "folder", "path": "/not/there"}], "no labels in /not/there"),
+    ):
+        config = make_config(validation={"samples": 2, "data": data})
+        with pytest.raises(ConfigError, match=message):
+            Trainer(config, ALONE)
+        # It is read by the main process alone, and only if there is something to read.
+        Trainer(config, Processes(1, 1, CPU))
+        Trainer(make_config(validation={"samples": 0, "data": data}), ALONE)
+
+
+def test_validation_without_data_draws_other_samples_than_the_training(
+    make_config: MakeConfig,
+) -> None:
+    config = make_config(validation={"samples": 2})
+    trainer = Trainer(config, ALONE)
+    drawn = build_stream(config.data, trainer.model.config.capabilities, seed=7 + 10**9)
+    assert trainer._held_out is not None
+    for index in range(3):
+        held_out = trainer._held_out[index]
+        assert held_out.image.tobytes() == drawn[index].image.tobytes()
+        assert held_out.image.tobytes() != trainer._data.stream[index].image.tobytes()
+
+
 def test_guided_heads_must_exist(make_config: MakeConfig) -> None:
     with pytest.raises(TrainingError, match="head 1 of layer 2"):
         Trainer(make_config(objective={"guide": [1, 0], "guide_heads": [[2, 1]]}), ALONE)
@@ -475,6 +551,31 @@ def test_eight_lines_are_learned_without_an_error(
     assert outcome.validation.exact == 1.0
     # Once sure of everything, it confirms a whole block in a forward.
     assert outcome.validation.tokens_per_forward > 4
+
+
+def test_low_rank_updates_spare_what_is_frozen(make_config: MakeConfig) -> None:
+    pytest.importorskip("peft")
+    lora = {"rank": 2, "vision": True, "targets": ["qkv", "fc1"]}
+    for freeze, expected in (
+        ([], {"decoder", "vision", "projector"}),
+        (["decoder"], {"vision", "projector"}),
+        (["vision", "projector"], {"decoder"}),
+    ):
+        config = make_config(model={**SMALL_MODEL, "freeze": freeze}, lora=lora)
+        model, _ = build_model(config, device=CPU, dtype=torch.float32)
+        trained = {n.split(".")[0] for n, p in model.named_parameters() if p.requires_grad}
+        assert trained == expected, freeze
+    config = make_config(model={**SMALL_MODEL, "freeze": ["decoder"]}, lora={"rank": 2})
+    with pytest.raises(ConfigError, match=r"outside of what model.freeze names: decoder"):
+        build_model(config, device=CPU, dtype=torch.float32)
+
+
+def test_a_scale_of_low_rank_updates_may_be_a_fraction(make_config: MakeConfig) -> None:
+    pytest.importorskip("peft")
+    config = make_config(model=SMALL_MODEL, lora={"rank": 2, "alpha": 0.5})
+    model, _ = build_model(config, device=CPU, dtype=torch.float32)
+    scales = {s for m in model.modules() for s in getattr(m, "scaling", {}).values()}
+    assert scales == {0.25}
 
 
 @pytest.mark.slow

@@ -77,6 +77,35 @@ def test_new_rows_begin_as_the_plain_letter_or_the_last_byte(base: Path, tmp_pat
     assert result.error is None and result.num_forwards > 0
 
 
+def test_neighbours_of_the_characters_keep_their_tokens(base: Path, tmp_path: Path) -> None:
+    """Characters of one block share their first bytes, those of one column their last ones."""
+    before = codec_of(base)
+    after = codec_of(add_characters(str(base), "⇒い😀é", tmp_path / "new"))
+    neighbours = "⇐あ😁è" + "".join(
+        bytes([*lead, *"い".encode()[1:]]).decode() for lead in (b"\xe1", b"\xe4", b"\xe7")
+    )
+    for text in (*neighbours, neighbours, f"a {neighbours} b", "⇐ あ"):
+        assert after.encode(text) == before.encode(text), text
+    # Several times over, in words, and between spaces.
+    more = codec_of(add_characters(str(tmp_path / "new"), "⇐あ", tmp_path / "more"))
+    for codec, known in ((after, "⇒い😀é"), (more, "⇒い😀é⇐あ")):
+        assert [len(codec.encode(character)) for character in known] == [1] * len(known)
+        text = f"  x{known}  {known[::-1]} y é\n {neighbours} "
+        ids, spans = codec.encode_with_spans(text)
+        assert codec.decode(ids) == text
+        assert [text[a:b] for a, b in spans if text[a:b] in known].count("é") == 3
+    assert [after.encode(c) for c in "⇒い😀é"] == [more.encode(c) for c in "⇒い😀é"]
+
+
+def test_characters_are_taken_as_the_tokenizer_normalises_them(base: Path, tmp_path: Path) -> None:
+    path = base / "tokenizer.json"
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**raw, "normalizer": {"type": "NFC"}}), encoding="utf-8")
+    # The sign for ohm is a capital omega, and a Bengali letter is two characters.
+    codec = codec_of(add_characters(str(base), "\u2126\u09dc", tmp_path / "new"))
+    assert [len(codec.encode(c)) for c in ("\u2126", "Ω", "\u09dc")] == [1, 1, 2]
+
+
 def test_more_rows_are_made_where_the_unused_ones_do_not_do(base: Path, tmp_path: Path) -> None:
     characters = "".join(chr(code) for code in range(0x4E00, 0x4E40))
     folder = add_characters(str(base), characters, tmp_path / "new")

@@ -5,11 +5,13 @@ A record is one of
 - ``{"image": "a.png", "text": "...", "task": "text"}``: an upright crop and its answer; ``task`` is
   ``text`` (default), ``table`` (OTSL), ``formula`` (LaTeX) or ``layout``;
 - ``{"image": "page.png", "regions": [{"type": "text", "bbox": [x0, y0, x1, y1], "text": "...",
-  "angle": 0}, ...]}``: a page and its regions in reading order, boxes as fractions of the page.
-  It gives one layout sample and one sample a region with a text.
+  "angle": 0}, ...]}``: a page and its regions in reading order, boxes as fractions of the upright
+  page, angles as the degrees counter-clockwise that make a region upright. It gives one layout
+  sample and one sample a region with a text.
 
 Optional in both: ``"status": "skip"`` leaves a record out. A ``lines.json`` (a list of ``file`` and
-``text``) is read too.
+``text``) is read too. Images are taken as the adapters take them: turned by their EXIF
+orientation, on white paper.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ from PIL import Image
 
 from mdiff_core.config import TASKS, Capabilities, Task
 from mdiff_core.errors import ConfigError, ImageError
-from mdiff_core.imaging import load_image
+from mdiff_core.imaging import upright_rgb
 from mdiff_core.segments import Piece, cut_line, ink_columns, prepare_piece
-from mdiff_core.training.data.pages import layout_record
+from mdiff_core.training.config import check_types
+from mdiff_core.training.data.jsonl import read_json_lines
+from mdiff_core.training.data.pages import ROTATIONS, layout_record
 from mdiff_core.training.data.sample import Gray, Sample, epoch_order
 
 __all__ = ["FolderOptions", "FolderSource", "Record", "load_record", "read_labels", "split_line"]
@@ -57,6 +61,9 @@ class FolderOptions:
     layout_px: int = 1036
     layout: bool = True
     shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        check_types("data", self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +101,14 @@ def read_labels(folder: Path, *, layout: bool = True) -> list[Record]:
         ConfigError: If there are no labels, or a record is wrong; the line is named.
     """
     lines, labels = folder / "lines.json", folder / "labels.jsonl"
-    try:
-        if labels.is_file():
-            texts = labels.read_text(encoding="utf-8").splitlines()
-            raw = [
-                (f"{labels}, line {number}", json.loads(text))
-                for number, text in enumerate(texts, 1)
-                if text.strip()
-            ]
-        elif lines.is_file():
-            entries = json.loads(lines.read_text(encoding="utf-8"))
-            raw = [
-                (f"{lines}, entry {number}", {"image": entry["file"], "text": entry["text"]})
-                for number, entry in enumerate(entries)
-            ]
-        else:
-            raise ConfigError(
-                f"there are no labels in {folder}", hint="expected labels.jsonl, or lines.json"
-            )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ConfigError(f"the labels of {folder} cannot be read: {error!r}") from error
+    if labels.is_file():
+        raw = read_json_lines(labels)
+    elif lines.is_file():
+        raw = _read_lines(lines)
+    else:
+        raise ConfigError(
+            f"there are no labels in {folder}", hint="expected labels.jsonl, or lines.json"
+        )
     return [
         record
         for where, item in raw
@@ -122,8 +117,21 @@ def read_labels(folder: Path, *, layout: bool = True) -> list[Record]:
     ]
 
 
-def _records(folder: Path, where: str, item: Any, *, layout: bool) -> Iterable[Record]:
-    if not isinstance(item, Mapping) or not isinstance(item.get("image"), str):
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8-sig"))
+        return [
+            (f"{path}, entry {number}", {"image": entry["file"], "text": entry["text"]})
+            for number, entry in enumerate(entries)
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error!r}") from error
+
+
+def _records(
+    folder: Path, where: str, item: Mapping[str, Any], *, layout: bool
+) -> Iterable[Record]:
+    if not isinstance(item.get("image"), str):
         raise ConfigError(f"{where}: a record names its image", hint='{"image": "a.png", ...}')
     path = folder / item["image"]
     if not path.is_file():
@@ -132,25 +140,30 @@ def _records(folder: Path, where: str, item: Any, *, layout: bool) -> Iterable[R
         task = item.get("task", "text")
         if task not in TASKS or not isinstance(item.get("text"), str):
             raise ConfigError(f"{where}: a record has a text and one of the tasks {TASKS}")
-        yield Record(image=path, task=task, text=item["text"], consistency=item.get("consistency"))
+        consistency = item.get("consistency")
+        if consistency is not None and not (
+            isinstance(consistency, int | float) and 0 <= consistency <= 1
+        ):
+            raise ConfigError(f"{where}: consistency = {consistency!r} is no number in [0, 1]")
+        yield Record(image=path, task=task, text=item["text"], consistency=consistency)
         return
     try:
         regions = [
-            (str(region["type"]), _box(region["bbox"]), region.get("text"), region.get("angle", 0))
+            (str(region["type"]), _box(region["bbox"]), region.get("text"), _angle(region))
             for region in item["regions"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}: a region has a type and a bbox ({error!r})",
-            hint="bbox: x0, y0, x1, y1 as fractions of the page",
+            hint="bbox: x0, y0, x1, y1 as fractions of the page; angle: 0, 90, 180 or 270",
         ) from error
     if layout:
-        text = "\n".join(layout_record(kind, box, (1, 1)) for kind, box, _, _ in regions)
+        text = "\n".join(layout_record(kind, box, (1, 1), angle) for kind, box, _, angle in regions)
         yield Record(image=path, task="layout", text=text)
     for kind, box, answer, angle in regions:
         if isinstance(answer, str) and answer.strip() and kind not in UNREAD_TYPES:
             task = TASK_OF_TYPE.get(kind, "text")
-            yield Record(image=path, task=task, text=answer, box=box, angle=int(angle))
+            yield Record(image=path, task=task, text=answer, box=box, angle=angle)
 
 
 def _box(raw: Any) -> tuple[float, float, float, float]:
@@ -158,6 +171,13 @@ def _box(raw: Any) -> tuple[float, float, float, float]:
     if not (0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1):
         raise ValueError(f"{list(raw)} is not inside the page")
     return x0, y0, x1, y1
+
+
+def _angle(region: Mapping[str, Any]) -> int:
+    angle = region.get("angle", 0)
+    if angle not in ROTATIONS:
+        raise ValueError(f"the angle {angle!r} is none of {', '.join(map(str, ROTATIONS))}")
+    return int(angle)
 
 
 @dataclass(slots=True)
@@ -177,6 +197,7 @@ class FolderSource:
     name: str = "folder"
     _records: list[Record] = field(init=False, repr=False)
     _places: list[tuple[int, int]] = field(init=False, repr=False)
+    _found: dict[str, int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         folder = Path(self.options.path)
@@ -207,7 +228,7 @@ class FolderSource:
             places.extend((i, k) for k in range(len(pieces)))
         kept = len({i for i, _ in places})
         logger.info(
-            "%s: %d pieces of %d lines; %d lines left out, their word gaps cannot be counted",
+            "%s: %d pieces of %d lines; %d lines left out, their words cannot be told apart",
             self.options.path, len(places), kept, len(self._records) - kept,
         )  # fmt: skip
         return places
@@ -229,9 +250,33 @@ class FolderSource:
                 logger.warning("%s is replaced: %s", self._records[record].image, error)
         raise ImageError(f"{MAX_REPLACEMENTS} images in a row of {self.options.path} are broken")
 
+    def place_of(self, task: str, origin: Mapping[str, Any]) -> int | None:
+        """Return where the sample of an origin stands among the others by now, for :meth:`load`.
+
+        Args:
+            task: Its task: a page's layout and its text may be labelled both.
+            origin: As in :attr:`Sample.origin`, possibly read back from JSON.
+
+        Returns:
+            Its place in the order of the file; None where it is not there any more.
+        """
+        if not self._found:
+            for at, (number, piece) in enumerate(self._places):
+                record = self._records[number]
+                self._found.setdefault(_key(record.task, _origin(record, piece)), at)
+        return self._found.get(_key(task, origin))
+
+    def load(self, place: int) -> Sample:
+        """Return the sample at a place in the order of the file.
+
+        Raises:
+            ImageError: If its image is broken.
+        """
+        record, piece = self._places[place]
+        return self._load_sample(self._records[record], piece)
+
     def _load_sample(self, record: Record, piece: int) -> Sample:
         image, unit = load_record(record), self.capabilities
-        origin = {"image": str(record.image), "box": record.box, "piece": piece}
         text = record.text
         if unit.segment_px is not None:
             parts = split_line(np.asarray(image.convert("L")), record.text, unit)
@@ -245,8 +290,17 @@ class FolderSource:
             text=text,
             task=record.task,
             consistency=record.consistency,
-            origin=origin,
+            origin=_origin(record, piece),
         )
+
+
+def _origin(record: Record, piece: int) -> Mapping[str, Any]:
+    return {"image": str(record.image), "box": record.box, "piece": piece}
+
+
+def _key(task: str, origin: Mapping[str, Any]) -> str:
+    # Through JSON a box becomes a list, and is still the same box.
+    return json.dumps([task, origin.get("image"), origin.get("box"), origin.get("piece")])
 
 
 def load_record(record: Record) -> Image.Image:
@@ -256,11 +310,13 @@ def load_record(record: Record) -> Image.Image:
         ImageError: If the image cannot be opened.
     """
     try:
-        with Image.open(record.image) as opened:
-            load_image(opened)
-            image: Image.Image = opened.convert("RGB")
-    except OSError as error:
+        opened = Image.open(record.image)
+    except Exception as error:  # of whatever kind: an image of too many pixels is no OSError
         raise ImageError(f"image cannot be opened: {error}") from error
+    with opened:
+        image = upright_rgb(opened).copy()
+    # It is upright now: nobody is to turn it by its EXIF orientation once more.
+    image.info.clear()
     if record.box is not None:
         x0, y0, x1, y1 = (v * s for v, s in zip(record.box, image.size * 2, strict=True))
         box = (int(x0), int(y0), max(int(x0) + 1, round(x1)), max(int(y0) + 1, round(y1)))
@@ -283,11 +339,12 @@ def split_line(gray: Gray, text: str, capabilities: Capabilities) -> list[tuple[
     Returns:
         The pieces with their texts; none where that cannot be told.
     """
-    pieces = cut_line(gray, capabilities)
-    words = text.split()
-    if len(pieces) == 1 and words:
+    pieces, words = cut_line(gray, capabilities), text.split()
+    if not pieces or not words:
+        return []
+    if len(pieces) == 1:
         return [(pieces[0], " ".join(words))]
-    if not words or not all(piece.after_gap for piece in pieces[1:]):
+    if not all(piece.after_gap for piece in pieces[1:]):
         return []
     joined = np.concatenate([piece.pixels for piece in pieces], axis=1)
     gaps = _gaps(joined, pieces[0].background)

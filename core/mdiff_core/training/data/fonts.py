@@ -71,23 +71,22 @@ class FontSet:
     Args:
         folders: Folders to search, with everything below; None takes the system's.
         exclude: Font files whose name contains one of these words, in any case, are left out.
+
+    Raises:
+        ConfigError: If a given folder is not there.
     """
 
     def __init__(self, folders: Sequence[str] | None = None, exclude: Iterable[str] = ()) -> None:
         self._folders = None if folders is None else tuple(folders)
         self._exclude = tuple(word.lower() for word in exclude)
+        for folder in self._folders or ():
+            if not Path(folder).is_dir():
+                raise ConfigError(f"font folder {folder} is not there")
 
     @cached_property
     def fonts(self) -> tuple[Font, ...]:
-        """Fonts that draw printable ASCII in upper and lower case; Pillow's own if there is none.
-
-        Raises:
-            ConfigError: If a given folder is not there.
-        """
+        """Fonts that draw printable ASCII in both cases; Pillow's own if there is none."""
         folders = system_folders() if self._folders is None else [Path(f) for f in self._folders]
-        for folder in folders if self._folders is not None else []:
-            if not folder.is_dir():
-                raise ConfigError(f"font folder {folder} is not there")
         found = [
             font
             for path in sorted({p for folder in folders for p in _files(folder)})

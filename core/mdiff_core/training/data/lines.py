@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mdiff_core.config import Capabilities
 from mdiff_core.segments import LEFT_MARGIN_PX, RIGHT_MARGIN_PX, cut_line, prepare_piece, trim_rows
-from mdiff_core.training.config import require
+from mdiff_core.training.config import check_types, require
 from mdiff_core.training.data.effects import GRADES, damage
 from mdiff_core.training.data.fonts import Font, FontSet, font_set
 from mdiff_core.training.data.sample import Boxes, Gray, Sample, generator
@@ -67,6 +67,7 @@ class LineOptions:
     shuffle: float = 0.0
 
     def __post_init__(self) -> None:
+        check_types("data", self)
         object.__setattr__(self, "sizes_px", tuple(self.sizes_px))
         object.__setattr__(self, "grades", tuple(self.grades))
         low, high = self.sizes_px

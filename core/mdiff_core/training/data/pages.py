@@ -6,7 +6,7 @@ the crop that inference would cut out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,11 @@ from mdiff_core.training.data.regions import (
 from mdiff_core.training.data.sample import Gray, Sample, generator
 
 Rng = np.random.Generator
+
+ROTATIONS: Mapping[int, str] = {
+    0: "<|rotate_up|>", 90: "<|rotate_right|>", 180: "<|rotate_down|>", 270: "<|rotate_left|>"
+}  # fmt: skip
+"""The layout answer's word for the degrees counter-clockwise that make a region upright."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +101,26 @@ class DrawnPage:
         )
 
 
-def layout_record(kind: str, box: tuple[float, float, float, float], size: tuple[int, int]) -> str:
-    """Return one upright region in the words of the layout answer.
+def layout_record(
+    kind: str,
+    box: tuple[float, float, float, float],
+    size: tuple[int, int],
+    angle: int = 0,
+) -> str:
+    """Return one region in the words of the layout answer.
 
     Args:
         kind: Region type.
         box: x0, y0, x1, y1 in the units of ``size``.
         size: Width and height of the page.
+        angle: Degrees counter-clockwise that make the region upright, one of :data:`ROTATIONS`.
     """
     limits = (*size, *size)
     corners = " ".join(
         f"{min(1000, max(0, round(value / limit * 1000))):03d}"
         for value, limit in zip(box, limits, strict=True)
     )
-    return f"<|box_start|>{corners}<|box_end|><|ref_start|>{kind}<|ref_end|><|rotate_up|>"
+    return f"<|box_start|>{corners}<|box_end|><|ref_start|>{kind}<|ref_end|>{ROTATIONS[angle]}"
 
 
 class PageSource:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mdiff_core.config import Capabilities, strict_from_dict, suggest
-from mdiff_core.errors import ConfigError
-from mdiff_core.training.config import SourceConfig
-from mdiff_core.training.data.folder import FolderOptions, FolderSource
+from mdiff_core.errors import ConfigError, ImageError
+from mdiff_core.training.config import SourceConfig, check_types
+from mdiff_core.training.data.folder import MAX_REPLACEMENTS, FolderOptions, FolderSource
+from mdiff_core.training.data.jsonl import read_json_lines
 from mdiff_core.training.data.lines import LineOptions, LineSource
 from mdiff_core.training.data.pages import PageOptions, PageSource
 from mdiff_core.training.data.regions import RegionOptions, RegionSource
 from mdiff_core.training.data.sample import Sample, SampleSource, epoch_order
 from mdiff_core.training.data.stream import SampleStream
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("lines", "paragraphs", "tables", "formulas", "pages", "folder", "mined")
 
@@ -87,12 +91,16 @@ class MinedOptions:
 
     path: str
 
+    def __post_init__(self) -> None:
+        check_types("data", self)
+
 
 class MinedSource:
     """The hard samples of the curriculum, in random order, each once an epoch.
 
-    A drawn sample is drawn again from its seed and index; one of a folder is read again. Its text
-    is that of the file, which a person may have edited (``reviewed``).
+    A drawn sample is drawn again from its seed and index; one of a folder is found again by its
+    image, box and piece, since the folder may have other records by now. Its text is that of the
+    file, which a person may have edited (``reviewed``).
 
     Args:
         options: Settings.
@@ -103,12 +111,12 @@ class MinedSource:
 
     def __init__(self, options: MinedOptions, capabilities: Capabilities) -> None:
         path = Path(options.path)
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            records = [json.loads(line) for line in lines if line.strip()]
-        except (OSError, json.JSONDecodeError) as error:
-            raise ConfigError(f"mined samples {path} cannot be read: {error}") from error
-        self._records = [r for r in records if r.get("status") in ("truth", "reviewed")]
+        self._path, records = path, read_json_lines(path)
+        self._records: list[dict[str, Any]] = []
+        for where, record in records:
+            if record.get("status") in ("truth", "reviewed"):
+                _check_record(where, record)
+                self._records.append(record)
         if not self._records:
             raise ConfigError(
                 f"{path} has no labelled sample ({len(records)} records)",
@@ -121,19 +129,45 @@ class MinedSource:
             record["key"] = key
             if key not in self._sources:
                 self._sources[key] = build_source(source["kind"], source["options"], capabilities)
+            found = self._sources[key]
+            if isinstance(found, FolderSource):
+                record["place"] = found.place_of(record["task"], record["origin"])
+                if record["place"] is None:
+                    raise ConfigError(
+                        f"{path} has a text for {record['origin']}, of which "
+                        f"{found.options.path} gives no sample any more",
+                        hint="mine again, or remove the record",
+                    )
 
     def __len__(self) -> int:
         return len(self._records)
 
     def sample(self, seed: int, index: int) -> Sample:
         """Return sample ``index`` of the stream of ``seed``."""
-        epoch, at = divmod(index, len(self._records))
-        record = self._records[int(epoch_order(seed, epoch, len(self._records))[at])]
-        drawn = self._sources[record["key"]].sample(record["seed"], record["index"])
-        if record["status"] == "truth" and record["text"] != drawn.text:
+        for attempt in range(MAX_REPLACEMENTS):
+            epoch, at = divmod(index + attempt, len(self._records))
+            record = self._records[int(epoch_order(seed, epoch, len(self._records))[at])]
+            try:
+                return self._load_sample(record)
+            except ImageError as error:
+                # As in a folder, but here the text goes with the image: another one takes both.
+                logger.warning("%s is replaced: %s", record["origin"].get("image"), error)
+        raise ImageError(f"{MAX_REPLACEMENTS} images in a row of {self._path} are broken")
+
+    def _load_sample(self, record: Mapping[str, Any]) -> Sample:
+        source = self._sources[record["key"]]
+        if isinstance(source, FolderSource):
+            drawn = source.load(record["place"])
+        else:
+            drawn = source.sample(record["seed"], record["index"])
+        said, found = record["text"], drawn.text
+        if record["status"] == "reviewed":
+            # The text is a person's, so that only its origin tells whether the picture is the same.
+            said, found = record["origin"], _as_json(drawn.origin)
+        if said != found:
             raise ConfigError(
-                f"a mined sample says {record['text']!r}, and {drawn.text!r} is drawn for it here",
-                hint="mine again: drawn data are others with other fonts, texts or versions",
+                f"a mined sample says {said!r}, and {found!r} is drawn for it here",
+                hint="mine again: data are others with other fonts, texts, labels or versions",
             )
         return Sample(
             image=drawn.image,
@@ -144,3 +178,24 @@ class MinedSource:
             consistency=record["consistency"],
             origin=drawn.origin,
         )
+
+
+_TYPES: Mapping[str, Any] = {
+    "task": str, "text": str, "source": dict, "seed": int, "index": int, "origin": dict,
+    "consistency": int | float,
+}  # fmt: skip
+
+
+def _check_record(where: str, record: Mapping[str, Any]) -> None:
+    for name, kind in _TYPES.items():
+        if not isinstance(record.get(name), kind):
+            raise ConfigError(
+                f"{where}: {name} = {record.get(name)!r} is not what mining writes",
+                hint="edit text and status only",
+            )
+    if not {"kind", "options"} <= set(record["source"]):
+        raise ConfigError(f"{where}: the source has no kind and options")
+
+
+def _as_json(origin: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(origin), default=str))
