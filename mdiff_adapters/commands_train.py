@@ -292,6 +292,10 @@ def eval_command(
     text: Annotated[
         str, typer.Option(help="Kind of text that is drawn: prose, words, numbers, accents, ...")
     ] = _TEXT,
+    corpus: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text files or folders that are drawn. [default: what Python brings]"),
+    ] = None,
     count: Annotated[int, typer.Option(help="Crops drawn for each value.", min=1)] = _COUNT,
     every: Annotated[int, typer.Option(help="Take every n-th crop or page.", min=1)] = 1,
     predictions: Annotated[
@@ -324,6 +328,7 @@ def eval_command(
                 "several --threshold": len(thresholds) > 1,
                 "--layout": layout is not Layout.OWN,
                 "--text": text != _TEXT,
+                "--corpus": bool(corpus),
                 "--count": count != _COUNT,
                 "--every": every != 1,
                 "--predictions": predictions is not None,
@@ -347,12 +352,13 @@ def eval_command(
         report: dict[str, Any] = {}
         if data is None:
             cases: list[dict[str, Any]]
+            options = {"texts": {text: 1.0}, "corpus": [str(path) for path in corpus or ()]}
             if shuffle:
                 cases = [{"shuffle": share} for share in sorted(shuffle)]
-                report["shuffle"] = _eval_drawn(opened, cases, count, text)
+                report["shuffle"] = _eval_drawn(opened, cases, count, options)
             if damage:
                 cases = [{"damage": grade} for grade in _GRADES]
-                report["damage"] = _eval_drawn(opened, cases, count, text)
+                report["damage"] = _eval_drawn(opened, cases, count, options)
         else:
             asked, decode = next(iter(opened.values()))
             report = _eval_folder(data, asked, decode, thresholds, layout, every, predictions)
@@ -373,8 +379,8 @@ _CURVE_METRICS = ("character_error", "teds", "formula_match", "page_iou")
 
 # What changes the outcome, by what is measured.
 _EFFECTIVE: Mapping[str, tuple[str, ...]] = {
-    "shuffled text": ("several --engine", "--text", "--count", "--plot"),
-    "damaged text": ("several --engine", "--text", "--count"),
+    "shuffled text": ("several --engine", "--text", "--corpus", "--count", "--plot"),
+    "damaged text": ("several --engine", "--text", "--corpus", "--count"),
     "labelled crops": ("several --threshold", "--every", "--plot"),
     "pages end to end": ("--every", "--predictions"),
     "true regions": ("several --threshold", "--every", "--plot", "--layout"),
@@ -421,7 +427,7 @@ def _eval_drawn(
     opened: Mapping[str, tuple[Engine, DecodeConfig]],
     cases: Sequence[Mapping[str, Any]],
     count: int,
-    text: str,
+    options: Mapping[str, Any],
 ) -> dict[str, list[dict[str, Any]]]:
     from mdiff_adapters.evaluation.curve import drawn_crops
     from mdiff_adapters.evaluation.reading import read_crops, score
@@ -429,7 +435,7 @@ def _eval_drawn(
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in opened}
     for case in cases:
         for name, (asked, decode) in opened.items():
-            crops = drawn_crops(asked.capabilities, count, options={"texts": {text: 1.0}}, **case)
+            crops = drawn_crops(asked.capabilities, count, options=options, **case)
             found = score(read_crops(asked, crops, decode)).to_dict()
             rows[name].append({**case, **found})
             _show({"engine": name, **case, **found})

@@ -143,6 +143,7 @@ def test_eval_shuffle_compares_engines(tmp_path: Path) -> None:
     [
         ([], "nothing to evaluate on"),
         (["--damage", "--text", "prosa"], "did you mean 'prose'"),
+        (["--damage", "--corpus", "no-such-folder"], "no-such-folder is not there"),
         (["--engine", "tiny", "--block-length", "32", "--block-length", "1"], "2 block lengths"),
     ],
 )
@@ -181,6 +182,7 @@ def bench_folder(path: Path, *images: str) -> Path:
         ("bench", ("--layout", "true", "--predictions", "MD"), "--predictions has no effect on"),
         ("bench", ("--text", "words"), "--text has no effect"),
         ("bench", ("--count", "3"), "--count has no effect"),
+        ("crops", ("--corpus", "texts"), "--corpus has no effect"),
         ("bench", ("--damage",), "draw text and read no folder"),
         ("bench", ("--engine", "tiny", "--engine", "scripted:"), "several --engine has no effect"),
         ("crops", ("--layout", "true"), "--layout has no effect on labelled crops"),
