@@ -68,12 +68,11 @@ def draft_labels(
     """
     folder.mkdir(parents=True, exist_ok=True)
     labels = folder / LABELS
-    written = _read_labels(labels)
-    known = _labelled_images(labels, written)
+    known, ends_open = _labelled_images(labels), _ends_open(labels)
     engine, segmenter = parser.engine, parser.segmenter
     with labels.open("a", encoding="utf-8") as stream:
-        if written and not written.endswith("\n"):
-            stream.write("\n")  # an editor left the last line open
+        if ends_open:
+            stream.write("\n")
         for source in sources:
             with open_source(source, limits=SourceLimits(dpi=dpi)) as document:
                 for index in document.page_indices:
@@ -99,28 +98,25 @@ def draft_labels(
                     yield record
 
 
-def _read_labels(path: Path) -> str:
-    try:
-        # Editors of Windows put a mark in front.
-        return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}") from error
-
-
-def _labelled_images(path: Path, written: str) -> set[str]:
+def _labelled_images(path: Path) -> set[str]:
     """Return the names of the images that have a label."""
+    # Not at the top: the package of the data takes its time to load.
+    from mdiff_core.training.data.jsonl import read_json_lines
+
     names: set[str] = set()
-    for number, line in enumerate(written.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            names.add(str(json.loads(line)["image"]))
-        except (ValueError, KeyError, TypeError) as error:
+    for where, record in read_json_lines(path) if path.is_file() else ():
+        if not isinstance(record.get("image"), str):
             raise ConfigError(
-                f"{path}, line {number} is no label: {error!r}",
+                f"{where} is no label, it names no image",
                 hint="correct it, or write to another folder",
-            ) from error
+            )
+        names.add(record["image"])
     return names
+
+
+def _ends_open(path: Path) -> bool:
+    """Whether an editor has left the last line without its end."""
+    return path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
 
 
 def _image_path(image: PageImage, folder: Path) -> Path:
