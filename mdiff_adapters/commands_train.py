@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mdiff_adapters.errors import ConfigError, MDiffError
-from mdiff_adapters.exits import FAILED, WRONG_USAGE, exit_code
+from mdiff_adapters.exits import WRONG_USAGE, FailedPages, exit_code
 
 if TYPE_CHECKING:
     from mdiff_adapters.engines import DecodeConfig, Engine
@@ -221,12 +221,8 @@ def label_command(
         from mdiff_adapters.parser import DocumentParser
 
         parser = DocumentParser(engine, threshold=threshold, dpi=dpi)
-        count = regions = failures = 0
-
-        def report_failed(message: str) -> None:
-            nonlocal failures
-            failures += 1
-            typer.echo(f"error: {message}", err=True)
+        count = regions = 0
+        failed_pages = FailedPages()
 
         def report_known(name: str) -> None:
             typer.echo(f"{name} is labelled already, and left as it is", err=True)
@@ -236,16 +232,14 @@ def label_command(
             _documents(pages),
             output,
             dpi=dpi,
-            on_failed=report_failed,
+            on_failed=failed_pages,
             on_known=report_known,
         )
         for record in drafts:
             count += 1
             regions += len(record["regions"])
         typer.echo(f"{count} pages, {regions} regions; now correct {output / LABELS}")
-        if failures:
-            typer.echo(f"{failures} page{'s' if failures != 1 else ''} could not be read", err=True)
-            raise typer.Exit(FAILED)
+        failed_pages.end_command()
 
 
 _SUFFIXES = frozenset(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,21 @@ def shared_dir() -> Path:
     if not (path / "golden").is_dir():
         pytest.skip("reference material is not here: set MDIFF_SHARED to its folder")
     return path
+
+
+@pytest.fixture
+def open_pipe(tmp_path: Path) -> Callable[[bytes], Path]:
+    """Return a function that makes a named pipe through which somebody writes the given bytes."""
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("no named pipes here")
+
+    def make(content: bytes) -> Path:
+        path = tmp_path / "pipe.pdf"
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+        return path
+
+    return make
 
 
 @pytest.fixture

@@ -27,11 +27,12 @@ from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Engi
 from mdiff_adapters.engines.registry import open_engine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import ConfigError, DocumentError
-from mdiff_adapters.exits import FAILED
+from mdiff_adapters.exits import FailedPages
 from mdiff_adapters.export import page_to_markdown
 from mdiff_adapters.export.text import region_text
-from mdiff_adapters.layout import parse_layout
+from mdiff_adapters.layout import format_record, parse_layout
 from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_segmenter
+from mdiff_adapters.segmenters.model import KEEPS_LINES
 from mdiff_adapters.sources import SourceLimits, open_source
 from mdiff_adapters.sources.base import check_page_selection
 from mdiff_adapters.sources.sniffing import display_name
@@ -46,13 +47,6 @@ __all__ = ["RecordingEngine", "record", "record_command", "write_page"]
 logger = logging.getLogger(__name__)
 
 _JPEG_QUALITY = 95
-_ROTATIONS = {0: "up", 90: "right", 180: "down", 270: "left"}
-# Regions of these types are read line by line, whatever their lines look like.
-_KEEPS_LINES = frozenset({"list", "code", "algorithm"})
-
-
-def _log_failure(message: str) -> None:
-    logger.warning("%s", message)
 
 
 class RecordingEngine(ClosedOnExit):
@@ -123,7 +117,7 @@ def record(
     pages: Any = None,
     password: str | None = None,
     dpi: float = 200.0,
-    on_failed: Callable[[str], None] = _log_failure,
+    on_failed: Callable[[str], None] = logger.warning,
     **engine_options: Any,
 ) -> Iterator[Path]:
     """Parse a document and write each page's answers, as soon as the page is read.
@@ -280,10 +274,7 @@ def _measures(answer: Answer) -> dict[str, Any]:
 def _layout_record(region: Region) -> str:
     box = region.bbox
     corners = " ".join(f"{round(value * 1000):03d}" for value in (box.x0, box.y0, box.x1, box.y1))
-    return (
-        f"<|box_start|>{corners}<|box_end|><|ref_start|>{region.raw_label or region.type}"
-        f"<|ref_end|><|rotate_{_ROTATIONS[region.angle]}|>"
-    )
+    return format_record(corners, region.raw_label or region.type, region.angle)
 
 
 def _parsed_region(region: Region) -> dict[str, Any]:
@@ -307,7 +298,7 @@ def _parsed_region(region: Region) -> dict[str, Any]:
 
 
 def _is_plain_text(region: Region) -> bool:
-    return region.table is None and region.latex is None and region.type not in _KEEPS_LINES
+    return region.table is None and region.latex is None and region.type not in KEEPS_LINES
 
 
 def record_command(
@@ -321,13 +312,7 @@ def record_command(
     dpi: Annotated[float, typer.Option(help="Resolution of rendered PDF pages.")] = 200.0,
 ) -> None:
     """Record an engine's answers on a document, for `--engine replay:FOLDER`."""
-    failures = 0
-
-    def report(message: str) -> None:
-        nonlocal failures
-        failures += 1
-        typer.echo(f"error: {message}", err=True)
-
+    failed_pages = FailedPages()
     written = record(
         source,
         folder,
@@ -337,10 +322,8 @@ def record_command(
         pages=pages,
         password=password,
         dpi=dpi,
-        on_failed=report,
+        on_failed=failed_pages,
     )
     for path in written:
         typer.echo(display_name(str(path)))
-    if failures:
-        typer.echo(f"{failures} page{'s' if failures != 1 else ''} could not be read", err=True)
-        raise typer.Exit(FAILED)
+    failed_pages.end_command()

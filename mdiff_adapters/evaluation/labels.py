@@ -25,10 +25,6 @@ LABELS = "labels.jsonl"
 logger = logging.getLogger(__name__)
 
 
-def _log_failure(message: str) -> None:
-    logger.warning("%s", message)
-
-
 def _log_known(name: str) -> None:
     logger.info("%s is labelled already", name)
 
@@ -39,7 +35,7 @@ def draft_labels(
     folder: Path,
     *,
     dpi: float = 200.0,
-    on_failed: Callable[[str], None] = _log_failure,
+    on_failed: Callable[[str], None] = logger.warning,
     on_known: Callable[[str], None] = _log_known,
 ) -> Iterator[Mapping[str, Any]]:
     """Parse documents and write their pages as a folder of training data.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mdiff_adapters.engines.base import DecodeConfig, Engine, Task
     from mdiff_adapters.segmenters.base import PageImage, SegmenterOptions
 
-__all__ = ["LAYOUT_SIZE_PX", "ModelSegmenter"]
+__all__ = ["KEEPS_LINES", "LAYOUT_SIZE_PX", "ModelSegmenter"]
 
 LAYOUT_SIZE_PX = 1036
 """Both sides of the page image that the layout task was trained on."""
@@ -63,7 +63,8 @@ _OWNERS: dict[RegionType, tuple[frozenset[RegionType], frozenset[RegionType]]] =
 }
 _CONTAINERS: frozenset[RegionType] = frozenset({"list", "equation_block"})
 _PICTURES: frozenset[RegionType] = frozenset({"image", "equation_block"})
-_KEEPS_LINES: frozenset[RegionType] = frozenset({"list", "code", "algorithm"})
+KEEPS_LINES: frozenset[RegionType] = frozenset({"list", "code", "algorithm"})
+"""Types whose lines stay lines, whatever they look like."""
 _CUT_SHORT: frozenset[FinishReason] = frozenset({"length", "loop", "timeout"})
 _DIVIDED_WORD = re.compile(r"\w+[-\u2010]\s*\n\s*\w+")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
@@ -292,17 +293,23 @@ def _unsilence(draft: _Draft) -> list[str]:
 
     What stands on the page is better read without the table's structure than not at all.
     """
-    untold = set()
-    for plan in draft.plans:
-        if plan.task == "table" and plan.id in draft.answers:
-            content = _read_answer(draft.answers[plan.id], plan, frozenset())
-            if content.table is None and not content.text.strip():
-                untold.add(plan.id)
-    found = [plan for plan in draft.plans if plan.parent in untold and "inside_table" in plan.flags]
+    silenced = [plan for plan in draft.plans if "inside_table" in plan.flags]
+    owners = {plan.parent for plan in silenced}
+    untold = {
+        plan.id
+        for plan in draft.plans
+        if plan.id in owners and plan.id in draft.answers and _is_untold(plan, draft)
+    }
+    found = [plan for plan in silenced if plan.parent in untold]
     for plan in found:
         plan.task = _TASKS.get(plan.type, "text")
         plan.flags.remove("inside_table")
     return [plan.id for plan in found if plan.task is not None]
+
+
+def _is_untold(table: _Plan, draft: _Draft) -> bool:
+    content = _read_answer(draft.answers[table.id], table, frozenset())
+    return content.table is None and not content.text.strip()
 
 
 def _silence(plan: _Plan, tables: list[_Plan]) -> bool:
@@ -519,7 +526,7 @@ def _read_answer(answer: Answer, plan: _Plan, words: frozenset[str]) -> _Content
         reason = check_latex(content.latex or "")
         if reason is not None:
             content.flags.append(f"invalid_latex={reason}")
-    elif plan.type in _KEEPS_LINES:
+    elif plan.type in KEEPS_LINES:
         content.text = "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))
     else:
         content.text = unwrap_lines(text, words)

@@ -18,6 +18,7 @@ from docling_mdiff.engine import GivenLayout, StageEngine
 from docling_mdiff.pages import Shot
 from mdiff_adapters.document import BBox, ErrorRecord, ParsedPage, Region, RegionType
 from mdiff_adapters.engines import DecodeConfig, Engine
+from mdiff_adapters.layout import format_record
 from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_segmenter
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ _TASKS: dict[RegionType, str] = {
     "equation": "formula",
     "equation_block": "formula",
 }
-_ROTATIONS = {0: "up", 90: "right", 180: "down", 270: "left"}
 
 
 def segmenter_name(engine: Engine, wanted: str = "auto") -> str:
@@ -166,10 +166,7 @@ def _layout_record(cluster: Cluster, shot: Shot, kind: RegionType) -> str:
     )  # fmt: skip
     corners = " ".join(f"{min(max(value, 0.0), 1.0) * 1000:.6f}" for value in values)
     angle = cluster.angle if isinstance(cluster, MDiffCluster) else 0
-    return (
-        f"<|box_start|>{corners}<|box_end|><|ref_start|>{kind}<|ref_end|>"
-        f"<|rotate_{_ROTATIONS[angle]}|>"
-    )
+    return format_record(corners, kind, angle)
 
 
 def region_problem(region: Region) -> tuple[str, bool] | None:

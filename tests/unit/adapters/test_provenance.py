@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import sys
-import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -48,15 +47,10 @@ def test_a_path_that_cannot_be_read_is_left_to_the_parser(tmp_path: Path) -> Non
         assert read_input(path).digest == ""
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.timeout(20)  # opening a pipe for the second time waits for ever
-def test_a_pipe_is_read_once_and_keeps_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "pipe.pdf"
-    os.mkfifo(path)
-    writer = threading.Thread(target=path.write_bytes, args=(b"content",), daemon=True)
-    writer.start()
+def test_a_pipe_is_read_once_and_keeps_its_name(open_pipe: Callable[[bytes], Path]) -> None:
+    path = open_pipe(b"content")
     one = read_input(path)
-    writer.join()
     assert (one.source, one.name) == (b"content", str(path))
     assert one.digest == hashlib.sha256(b"content").hexdigest()
 

@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 import io
 import json
-import os
 import subprocess
 import sys
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,13 +271,9 @@ def test_an_open_file_keeps_its_name(pdf: Path) -> None:
     assert {d.metadata["source"] for d in loader.load()} == {str(pdf)}
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.timeout(20)  # opening a pipe for the second time waits for ever
-def test_a_pipe_is_a_file(pdf: Path, tmp_path: Path) -> None:
-    path = tmp_path / "pipe.pdf"
-    os.mkfifo(path)
-    content = pdf.read_bytes()
-    threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+def test_a_pipe_is_a_file(pdf: Path, open_pipe: Callable[[bytes], Path]) -> None:
+    path = open_pipe(pdf.read_bytes())
     documents = load(path)
     assert [d.id for d in documents] == [d.id for d in load(pdf)]
     assert {d.metadata["source"] for d in documents} == {str(path)}

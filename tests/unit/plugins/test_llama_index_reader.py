@@ -8,9 +8,8 @@ import copy
 import hashlib
 import io
 import json
-import os
 import pickle
-import threading
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -264,13 +263,9 @@ def test_every_kind_of_file(pdf: Path) -> None:
         reader.load_data([3])
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.timeout(20)  # opening a pipe for the second time waits for ever
-def test_a_pipe_is_a_file(pdf: Path, tmp_path: Path) -> None:
-    path = tmp_path / "pipe.pdf"
-    os.mkfifo(path)
-    content = pdf.read_bytes()
-    threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+def test_a_pipe_is_a_file(pdf: Path, open_pipe: Callable[[bytes], Path]) -> None:
+    path = open_pipe(pdf.read_bytes())
     reader = MDiffReader(engine=ScriptedEngine(), page_images="resource")
     documents = reader.load_data(path)
     assert [d.id_ for d in documents] == [d.id_ for d in reader.load_data(pdf)]

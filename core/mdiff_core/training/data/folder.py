@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -238,17 +239,8 @@ class FolderSource:
 
     def sample(self, seed: int, index: int) -> Sample:
         """Return sample ``index`` of the stream of ``seed``: each sample once an epoch."""
-        for attempt in range(MAX_REPLACEMENTS):
-            epoch, at = divmod(index + attempt, len(self._places))
-            if self.options.shuffle:
-                at = int(epoch_order(seed, epoch, len(self._places))[at])
-            record, piece = self._places[at]
-            try:
-                return self._load_sample(self._records[record], piece)
-            except ImageError as error:
-                # The run goes on with the next image: hours of work do not hang on one file.
-                logger.warning("%s is replaced: %s", self._records[record].image, error)
-        raise ImageError(f"{MAX_REPLACEMENTS} images in a row of {self.options.path} are broken")
+        places = places_from(seed, index, len(self._places), shuffle=self.options.shuffle)
+        return first_unbroken(places, self.load, self._image_at, self.options.path)
 
     def place_of(self, task: str, origin: Mapping[str, Any]) -> int | None:
         """Return where the sample of an origin stands among the others by now, for :meth:`load`.
@@ -275,6 +267,9 @@ class FolderSource:
         record, piece = self._places[place]
         return self._load_sample(self._records[record], piece)
 
+    def _image_at(self, place: int) -> Path:
+        return self._records[self._places[place][0]].image
+
     def _load_sample(self, record: Record, piece: int) -> Sample:
         image, unit = load_record(record), self.capabilities
         text = record.text
@@ -292,6 +287,34 @@ class FolderSource:
             consistency=record.consistency,
             origin=_origin(record, piece),
         )
+
+
+def places_from(seed: int, index: int, size: int, *, shuffle: bool = True) -> Iterator[int]:
+    """Yield the places of samples ``index``, ``index + 1``, … of a stream over ``size`` samples."""
+    for at in count(index):
+        epoch, place = divmod(at, size)
+        yield int(epoch_order(seed, epoch, size)[place]) if shuffle else place
+
+
+def first_unbroken(
+    places: Iterator[int],
+    load: Callable[[int], Sample],
+    image_at: Callable[[int], object],
+    name: object,
+) -> Sample:
+    """Return the first sample whose image is whole; those before it are named in the log.
+
+    A run goes on with the next image: hours of work do not hang on one file.
+
+    Raises:
+        ImageError: If :data:`MAX_REPLACEMENTS` images in a row of ``name`` are broken.
+    """
+    for place in islice(places, MAX_REPLACEMENTS):
+        try:
+            return load(place)
+        except ImageError as error:
+            logger.warning("%s is replaced: %s", image_at(place), error)
+    raise ImageError(f"{MAX_REPLACEMENTS} images in a row of {name} are broken")
 
 
 def _origin(record: Record, piece: int) -> Mapping[str, Any]:

@@ -99,6 +99,8 @@ class LineSource:
 
     def __init__(self, options: LineOptions, capabilities: Capabilities) -> None:
         self.options, self._capabilities = options, capabilities
+        # Character boxes move along with the trimming, so it is done here and not with the cutting.
+        self._trimmed = replace(capabilities, line_air=None)
         self._fonts = options.open_fonts()
         self._texts = options.open_texts()
 
@@ -163,7 +165,7 @@ class LineSource:
         if unit.line_air is not None:
             rows = trim_rows(gray, unit.line_air)
             gray, boxes = gray[rows], boxes - np.array([0, rows.start] * 2, np.float32)
-        pieces = cut_line(gray, replace(unit, line_air=None))
+        pieces = cut_line(gray, self._trimmed)
         if len(pieces) != 1:
             return None
         height = unit.segment_px[1]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mdiff_core.config import Capabilities, strict_from_dict, suggest
-from mdiff_core.errors import ConfigError, ImageError
+from mdiff_core.errors import ConfigError
 from mdiff_core.training.config import SourceConfig, check_types
-from mdiff_core.training.data.folder import MAX_REPLACEMENTS, FolderOptions, FolderSource
+from mdiff_core.training.data.folder import (
+    FolderOptions,
+    FolderSource,
+    first_unbroken,
+    places_from,
+)
 from mdiff_core.training.data.jsonl import read_json_lines
 from mdiff_core.training.data.lines import LineOptions, LineSource
 from mdiff_core.training.data.pages import PageOptions, PageSource
 from mdiff_core.training.data.regions import RegionOptions, RegionSource
-from mdiff_core.training.data.sample import Sample, SampleSource, epoch_order
+from mdiff_core.training.data.sample import Sample, SampleSource
 from mdiff_core.training.data.stream import SampleStream
-
-logger = logging.getLogger(__name__)
 
 KINDS = ("lines", "paragraphs", "tables", "formulas", "pages", "folder", "mined")
 
@@ -144,17 +146,16 @@ class MinedSource:
 
     def sample(self, seed: int, index: int) -> Sample:
         """Return sample ``index`` of the stream of ``seed``."""
-        for attempt in range(MAX_REPLACEMENTS):
-            epoch, at = divmod(index + attempt, len(self._records))
-            record = self._records[int(epoch_order(seed, epoch, len(self._records))[at])]
-            try:
-                return self._load_sample(record)
-            except ImageError as error:
-                # As in a folder, but here the text goes with the image: another one takes both.
-                logger.warning("%s is replaced: %s", record["origin"].get("image"), error)
-        raise ImageError(f"{MAX_REPLACEMENTS} images in a row of {self._path} are broken")
+        # As in a folder, but here the text goes with the image: another one takes both.
+        return first_unbroken(
+            places_from(seed, index, len(self._records)),
+            self._load,
+            lambda at: self._records[at]["origin"].get("image"),
+            self._path,
+        )
 
-    def _load_sample(self, record: Mapping[str, Any]) -> Sample:
+    def _load(self, at: int) -> Sample:
+        record = self._records[at]
         source = self._sources[record["key"]]
         if isinstance(source, FolderSource):
             drawn = source.load(record["place"])
