@@ -7,10 +7,13 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
@@ -21,7 +24,13 @@ from mdiff_core.training.config import SourceConfig
 from mdiff_core.training.data import SampleStream, build_source, build_stream
 from mdiff_core.training.data.effects import EFFECTS, GRADES, damage, paper_level, skew
 from mdiff_core.training.data.fonts import FontSet, _pillow_font, font_set, system_folders
-from mdiff_core.training.data.lines import LineSource, LineStyle, draw_line, shuffle_words
+from mdiff_core.training.data.lines import (
+    LineSource,
+    LineStyle,
+    choose_font,
+    draw_line,
+    shuffle_words,
+)
 from mdiff_core.training.data.pages import PageSource
 from mdiff_core.training.data.regions import RegionSource, draw_latex, wrap
 from mdiff_core.training.data.sample import Sample, generator
@@ -258,6 +267,45 @@ def test_fonts_fall_back_to_pillows_own(tmp_path: Any, caplog: pytest.LogCapture
     assert "drawing with Pillow's own" in caplog.text
     with pytest.raises(ConfigError, match="is not there"):
         _ = FontSet([str(tmp_path / "no")]).fonts
+
+
+def write_font(path: Path, *, empty: str) -> None:
+    """Write a font of triangles that lists ``empty`` as well, but has no outlines for it."""
+    shapes = {"upper": [(0, 0), (500, 0), (0, 700)], "lower": [(0, 0), (500, 0), (500, 700)]}
+    characters = {code: "lower" if chr(code).islower() else "upper" for code in range(0x21, 0x7F)}
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "space", "empty", *shapes])
+    builder.setupCharacterMap({0x20: "space", **characters, **{ord(c): "empty" for c in empty}})
+    blank = TTGlyphPen(None).glyph()
+    glyphs = {".notdef": blank, "space": blank, "empty": blank}
+    for name, points in shapes.items():
+        pen = TTGlyphPen(None)
+        pen.moveTo(points[0])
+        for point in points[1:]:
+            pen.lineTo(point)
+        pen.closePath()
+        glyphs[name] = pen.glyph()
+    builder.setupGlyf(glyphs)
+    builder.setupHorizontalMetrics(dict.fromkeys(glyphs, (600, 0)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupNameTable({"familyName": "Triangles", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(str(path))
+
+
+def test_a_font_does_not_draw_what_it_lists_but_has_no_outline_for(tmp_path: Path) -> None:
+    """EB Garamond's small italic lists the Greek letters."""
+    write_font(tmp_path / "triangles.ttf", empty="\N{GREEK CAPITAL LETTER ETA}\N{DAGGER}")
+    fonts = FontSet([str(tmp_path)])
+    (font,) = fonts.fonts
+    assert font.path and fonts.covering("A\N{DAGGER}") == (font,)
+    assert font.draws("Aa ~") and not font.draws("A\N{DAGGER}")
+    assert choose_font("ab \N{DAGGER}c", fonts, generator(1)) == ("ab c", font)
+    assert choose_font("\N{GREEK CAPITAL LETTER ETA}", fonts, generator(1)) == ("-", font)
+    options = {"texts": {"greek": 0.5, "words": 0.5}, "fonts": [str(tmp_path)], "grades": CLEAN}
+    source = build_source("lines", options, SEGMENT)
+    assert all(source.sample(1, index).text.isascii() for index in range(20))
 
 
 @pytest.mark.skipif(not system_folders(), reason="this machine has no font folder")

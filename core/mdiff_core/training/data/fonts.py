@@ -46,8 +46,11 @@ class Font:
         return _load(self.path, self.face, size_px)
 
     def draws(self, text: str) -> bool:
-        """Return whether it can draw every character of ``text``."""
-        return _codepoints(text) <= self.codepoints
+        """Return whether it draws every character of ``text``, none of them as an empty glyph."""
+        needed = _codepoints(text)
+        return needed <= self.codepoints and all(
+            _has_ink(self.path, self.face, chr(code)) for code in needed
+        )
 
 
 def _codepoints(text: str) -> set[int]:
@@ -63,6 +66,12 @@ def _load(path: str, face: int, size_px: int) -> ImageFont.FreeTypeFont:
     if not isinstance(font, ImageFont.FreeTypeFont):
         raise ConfigError("this Pillow was built without FreeType, so no text can be drawn")
     return font
+
+
+@lru_cache(maxsize=2**18)
+def _has_ink(path: str, face: int, char: str) -> bool:
+    """Return whether a glyph is drawn: some fonts list characters that they have no outline for."""
+    return _load(path, face, _PROBE_PX).getmask(char).getbbox() is not None
 
 
 class FontSet:
@@ -105,7 +114,7 @@ class FontSet:
         return tuple(font for font in self.fonts if _is_fixed_width(font))
 
     def covering(self, text: str, *, fixed_width: bool = False) -> tuple[Font, ...]:
-        """Return the fonts that can draw every character of ``text``."""
+        """Return the fonts that list every character of ``text``; see :meth:`Font.draws`."""
         needed = _codepoints(text)
         among = self.fixed_width if fixed_width else self.fonts
         return tuple(font for font in among if needed <= font.codepoints)

@@ -274,9 +274,11 @@ def choose_font(
     Where no font has every character, the characters that the drawn font lacks are left out; where
     none of fixed width has them, any other is taken.
     """
-    covering = fonts.covering(text, fixed_width=fixed_width) or fonts.covering(text)
-    if covering:
-        return text, covering[int(rng.integers(len(covering)))]
+    listing = list(fonts.covering(text, fixed_width=fixed_width) or fonts.covering(text))
+    while listing:
+        font = listing.pop(int(rng.integers(len(listing))))
+        if font.draws(text):
+            return text, font
     font = fonts.fonts[int(rng.integers(len(fonts.fonts)))]
     kept = " ".join("".join(c for c in text if c == " " or font.draws(c)).split())
     return kept or "-", font
