@@ -68,5 +68,5 @@ demo: setup
 	$(BIN)/mdiff-adapters parse examples/scan.png
 
 clean:
-	rm -rf dist build out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

@@ -192,18 +192,29 @@ def mine_command(
 
         settings = load_config(config)
         folder = checkpoint or str(settings.run.out / "checkpoint")
-        count = 0
+        count = num_looked_at = 0
+
+        def count_sample() -> None:
+            nonlocal num_looked_at
+            num_looked_at += 1
+
         output.parent.mkdir(parents=True, exist_ok=True)
         with (
             Engine.load(folder, device=device, dtype=dtype) as engine,
             output.open("w", encoding="utf-8") as stream,
         ):
-            found = mine(settings, engine, similarities=SIMILARITIES, labelled=not unlabelled)
+            found = mine(
+                settings,
+                engine,
+                similarities=SIMILARITIES,
+                labelled=not unlabelled,
+                on_looked_at=count_sample,
+            )
             for record in found:
                 stream.write(record.to_json() + "\n")
                 stream.flush()
                 count += 1
-        typer.echo(f"{count} of {settings.mine.samples} samples are hard: {output}")
+        typer.echo(f"{count} of {num_looked_at} samples are hard: {output}")
         if unlabelled:
             typer.echo('correct their "text", and set "status" to "reviewed"')
 
@@ -265,15 +276,16 @@ def eval_command(
         typer.Argument(help="Folder with labels.jsonl, lines.json or OmniDocBench's JSON."),
     ] = None,
     engine: Annotated[
-        list[str] | None, typer.Option(help="Engine; several with --shuffle. [default: tiny]")
+        list[str] | None,
+        typer.Option(help="Engine; several with --shuffle.", show_default="tiny"),
     ] = None,
     threshold: Annotated[
         list[float] | None,
-        typer.Option(help="Confidence threshold; several give a curve. [default: 0.95]"),
+        typer.Option(help="Confidence threshold; several give a curve.", show_default="0.95"),
     ] = None,
     block_length: Annotated[
         list[int] | None,
-        typer.Option(help="Tokens denoised together, for each engine. [default: 32]"),
+        typer.Option(help="Tokens denoised together, for each engine.", show_default="32"),
     ] = None,
     layout: Annotated[
         Layout, typer.Option(help="OmniDocBench: pages end to end, or their true regions.")
@@ -288,7 +300,9 @@ def eval_command(
     ] = _TEXT,
     corpus: Annotated[
         list[Path] | None,
-        typer.Option(help="Text files or folders that are drawn. [default: what Python brings]"),
+        typer.Option(
+            help="Text files or folders that are drawn.", show_default="what Python brings"
+        ),
     ] = None,
     count: Annotated[int, typer.Option(help="Crops drawn for each value.", min=1)] = _COUNT,
     every: Annotated[int, typer.Option(help="Take every n-th crop or page.", min=1)] = 1,

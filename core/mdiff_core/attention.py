@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mdiff_core.config import suggest
+from mdiff_core.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
 VarlenFn = Callable[..., Any]
+ATTENTION = ("auto", "sdpa", "varlen", "flash")
 
 
 def packed_attention(
@@ -103,7 +107,12 @@ def choose_varlen(
     Returns:
         ``(name, kernel)``; the kernel takes ``(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k)``, and is
         None for ``sdpa``.
+
+    Raises:
+        ConfigError: If there is no such kernel, whatever the device.
     """
+    if prefer not in ATTENTION:
+        raise ConfigError(f"attention {prefer!r} is unknown", hint=suggest(str(prefer), ATTENTION))
     if device.type != "cuda" or prefer == "sdpa":
         return "sdpa", None
     if dtype not in (torch.float16, torch.bfloat16):

@@ -177,9 +177,14 @@ class Capabilities:
         def check(name: str, ok: bool, allowed: str) -> None:
             _check("config.json mdiff", name, getattr(self, name), ok, allowed)
 
-        # JSON has lists, the fields are tuples.
+        # JSON has lists, the fields are tuples; and it may have anything else.
+        tasks: object = self.tasks
+        check(
+            "tasks",
+            isinstance(tasks, list | tuple) and all(task in TASKS for task in tasks),
+            f"a list of {', '.join(TASKS)}",
+        )
         object.__setattr__(self, "tasks", tuple(self.tasks))
-        check("tasks", set(self.tasks) <= set(TASKS), f"a list of {', '.join(TASKS)}")
         check("text_unit", self.text_unit in ("region", "segment"), "region or segment")
         check("stretch", _is_number(self.stretch) and self.stretch > 0, "> 0")
         check(
@@ -188,21 +193,25 @@ class Capabilities:
             "None or >= 0",
         )
         if self.segment_px is not None:
-            object.__setattr__(self, "segment_px", tuple(self.segment_px))
-            sides = self.segment_px
+            sides: object = self.segment_px
             check(
                 "segment_px",
-                [s > 0 for s in sides] == [True, True],
-                "[width, height] in px",
+                isinstance(sides, list | tuple)
+                and len(sides) == 2
+                and all(_is_int(side) and side > 0 for side in sides),
+                "[width, height] in px, two integers >= 1",
             )
+            object.__setattr__(self, "segment_px", tuple(self.segment_px))
         check(
             "segment_px",
             (self.segment_px is not None) == (self.text_unit == "segment"),
             "given exactly with text_unit segment",
         )
+        limits: object = self.max_tokens
         check(
             "max_tokens",
-            all(k in TASKS and _is_int(v) and v >= 1 for k, v in self.max_tokens.items()),
+            isinstance(limits, Mapping)
+            and all(k in TASKS and _is_int(v) and v >= 1 for k, v in limits.items()),
             "{task: integer >= 1}",
         )
 

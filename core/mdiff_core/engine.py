@@ -137,7 +137,8 @@ class Engine(ClosedOnExit):
         name: What to call the checkpoint in reports.
 
     Raises:
-        ConfigError: If a budget or limit is below 1, or the cache holds no page.
+        ConfigError: If a budget or limit is below 1, the cache holds no page, or the attention is
+            unknown.
     """
 
     def __init__(
@@ -309,7 +310,9 @@ class Engine(ClosedOnExit):
                         self._admit(pending, mine)
                     if not inbox:
                         self._step()
-                mine = {key for key in mine if key in self._tickets}
+                    # Still under the lock: a ticket that is gone is answered, and not taken from us
+                    # by close() or by somebody who is about to put its answer into our inbox.
+                    mine = {key for key in mine if key in self._tickets}
         finally:
             for _, _, future in pending:
                 future.cancel()

@@ -236,6 +236,9 @@ class GraphedRunner:
                 keys = int(span.limits[offset])
                 ids[row], slots[row] = span.ids[part], span.slots[part]
                 table[row, :keys] = sequence.slots[:keys]
+                # Hidden by the mask, but a weight of 0 does not hide NaN, which a slot that nobody
+                # has written may hold.
+                table[row, keys:] = sequence.slots[0]
                 start[row], seen[row] = span.start + offset, keys
                 row += 1
             config = sequence.config

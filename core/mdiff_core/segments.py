@@ -128,7 +128,6 @@ def cut_line(
     capabilities: Capabilities,
     *,
     max_piece_px: int | None = None,
-    min_gap_px: int = MIN_GAP_PX,
 ) -> list[Piece]:
     """Scale one upright text line and cut it at word gaps into pieces that fit the canvas.
 
@@ -144,7 +143,6 @@ def cut_line(
             trimmed before (``line_air``, see :func:`trim_rows`).
         max_piece_px: Longest piece, stretched, at most what the canvas holds with its margins (880
             px of 896); each piece is then as long as it can be, not as long as the others.
-        min_gap_px: Least width of a word gap, stretched.
 
     Returns:
         The pieces from left to right; none where the line holds no ink.
@@ -170,12 +168,12 @@ def cut_line(
     line, ink = line[:, columns], ink[columns]
 
     longest = room if max_piece_px is None else min(max_piece_px, room)
-    spans = _cut_spans(line, ink, background, longest, min_gap_px)
+    spans = _cut_spans(line, ink, background, longest)
     if max_piece_px is None and len(spans) > 1:
         # A long piece and a remnant are read worse, and in more forwards, than two of one length.
         mean = sum(end - start for start, end, _ in spans) / len(spans)
         for limit in (round(mean * share) for share in EVEN_SHARES if mean * share < room):
-            even = _cut_spans(line, ink, background, limit, min_gap_px)
+            even = _cut_spans(line, ink, background, limit)
             if len(even) == len(spans):
                 spans = even
                 break
@@ -190,7 +188,6 @@ def _cut_spans(
     ink: npt.NDArray[np.bool_],
     background: float,
     limit: int,
-    min_gap_px: int,
 ) -> list[tuple[int, int, bool]]:
     """Return (start, end, after_gap) of pieces of at most ``limit`` columns, left to right."""
     spans: list[tuple[int, int, bool]] = []
@@ -202,7 +199,7 @@ def _cut_spans(
         if int(ink_at[-1]) + 1 - start <= limit:
             end, gap_follows = min(len(ink), start + limit), False
         else:
-            end, gap_follows = _cut_column(line, ink, background, start, limit, min_gap_px)
+            end, gap_follows = _cut_column(line, ink, background, start, limit)
         spans.append((start, end, after_gap))
         start, after_gap = end, gap_follows
     return spans
@@ -224,7 +221,6 @@ def _cut_column(
     background: float,
     start: int,
     limit: int,
-    min_gap_px: int,
 ) -> tuple[int, bool]:
     """Return where to end a piece that starts at ``start``, and whether a word gap is there."""
     first = start + round(limit * (1 - CUT_ZONE))
@@ -234,7 +230,7 @@ def _cut_column(
     if begins.size:
         lengths = ends - begins
         best = int(np.flatnonzero(lengths == lengths.max())[-1])
-        if lengths[best] >= min_gap_px:
+        if lengths[best] >= MIN_GAP_PX:
             return int(begins[best] + ends[best]) // 2, True
     zone = np.abs(line[:, first : start + limit].astype(np.int16) - round(background))
     amount = zone.sum(axis=0)

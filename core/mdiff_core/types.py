@@ -59,8 +59,3 @@ class DecodeResult:
     def num_tokens(self) -> int:
         """Number of tokens in the answer."""
         return len(self.token_ids)
-
-    @property
-    def num_steps(self) -> int:
-        """Denoising steps until the last token of the answer was confirmed."""
-        return max(self.step_map, default=0)

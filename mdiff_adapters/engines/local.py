@@ -90,6 +90,7 @@ class LocalEngine(SpecEngine):
     def _answer(self, requests: Iterable[Request]) -> Iterator[Answer]:
         feed = _Feed(requests, self)
         results = self._core.stream(feed.core_requests())
+        lost: Exception = EngineError("the core ended without an answer", adapter=self.name)
         while True:
             try:
                 index, result = next(results)
@@ -98,12 +99,14 @@ class LocalEngine(SpecEngine):
             except Exception as error:
                 if feed.broken:
                     raise
-                # The core failed as a whole: that is the answer to what was running.
-                feed.refused.extend(failed(request.id, error) for request in feed.running.values())
+                lost = error
                 break
             yield from feed.take_refused()
             yield _to_answer(feed.running.pop(index), result)
         yield from feed.take_refused()
+        # Whatever became of the core: each request it took is answered once.
+        for request in feed.running.values():
+            yield failed(request.id, lost)
 
     def close(self) -> None:
         """Release the model; who is waiting for answers gets errors."""

@@ -68,17 +68,18 @@ class ReferenceEngine(SpecEngine):
             ) from error
         import torch
 
+        from mdiff_core.engine import DTYPES
+
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        kinds = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
-        if dtype != "auto" and dtype not in kinds:
+        if dtype != "auto" and dtype not in DTYPES:
             raise ConfigError(
                 f"ReferenceEngine.dtype = {dtype!r} is out of range",
-                hint=f"allowed: auto, {', '.join(kinds)}",
+                hint=f"allowed: auto, {', '.join(DTYPES)}",
             )
         super().__init__(spec or EngineSpec(f"reference:{path}"))
         self._device = device
-        self._dtype = kinds["bfloat16" if dtype == "auto" else dtype]
+        self._dtype = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
         self._lock = threading.Lock()
         self._capabilities = _capabilities(path)
         options = {"trust_remote_code": True, "local_files_only": True}

@@ -16,7 +16,9 @@ from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.evaluation.metrics import normalize_spaces
 from mdiff_adapters.parser import DocumentParser
 from mdiff_adapters.segmenters import PageImage
+from mdiff_adapters.segmenters.model import KEEPS_LINES
 from mdiff_adapters.sources import SourceLimits, open_source, safe_stem
+from mdiff_adapters.text import strip_special_tokens
 
 __all__ = ["draft_labels", "page_record"]
 
@@ -82,9 +84,10 @@ def draft_labels(
                         on_known(path.name)
                         continue
                     (page,) = segmenter.read([image], engine, parser.decode, parser.options)
-                    if page.error is not None:
-                        # Training would take it for a page with nothing on it.
-                        on_failed(page.error.message)
+                    broken = [error for error in page.errors if error.region is None]
+                    if broken:
+                        # Training would take it for a page with nothing on it, or with one text.
+                        on_failed("; ".join(error.message for error in broken))
                         continue
                     image.image.save(path)
                     record = page_record(page, path.name)
@@ -163,11 +166,12 @@ def _entries(region: Region) -> Iterator[dict[str, Any]]:
         for line in region.lines:
             yield {"type": "text", "bbox": _corners(line.bbox), "text": line.text}
         return
-    text = normalize_spaces(region.text)
+    # As the model is to answer: rows of lists and code stay rows, formulas keep their delimiters.
+    text = region.text if region.type in KEEPS_LINES else normalize_spaces(region.text)
     if region.table is not None:
         text = region.table.to_otsl()
     elif region.latex is not None:
-        text = region.latex
+        text = strip_special_tokens(region.raw).text.strip() or region.latex
     entry = {"type": region.raw_label or region.type, "bbox": _corners(region.bbox), "text": text}
     yield entry | ({"angle": region.angle} if region.angle else {})
 

@@ -11,7 +11,9 @@ __all__ = ["formula_match", "latex_tokens"]
 
 _LATEX = re.compile(r"\\(?:[a-zA-Z]+\*?|.)|[{}^_&~]|[^\s\\]", re.DOTALL)
 _DELIMITERS = re.compile(r"\A\s*(?:\\\[|\\\(|\$\$?)|(?:\\\]|\\\)|\$\$?)\s*\Z")
-_TAG = re.compile(r"\\(?:tag|label)\*?\s*\{[^{}]*\}")
+_TAG = re.compile(r"\\(?:tag|label)\*?\s*\{(?:[^{}]|\{[^{}]*\})*\}")
+# Delimiters that are not drawn, and the room asked for after a line.
+_NOTHING = re.compile(r"(\\(?:left|right))\s*\.|(\\\\)\s*\[[^\[\]]*\]")
 _COLUMNS = re.compile(r"\\begin\s*\{(array|tabular)\}\s*\{[^{}]*\}")
 # What changes size, style or spacing and no sign; its argument, if any, stays.
 _SILENT = frozenset({
@@ -53,6 +55,7 @@ def latex_tokens(latex: str) -> list[tuple[str, str]]:
         numbers of equations and braces without effect are left out.
     """
     text = _COLUMNS.sub(r"\\begin{\1}", _TAG.sub(" ", latex))
+    text = _NOTHING.sub(r"\1\2 ", text)
     text = _DELIMITERS.sub("", _DELIMITERS.sub("", text))
     return _Reader(_LATEX.findall(text)).read_all()
 

@@ -111,7 +111,7 @@ def load_pages(folder: Path) -> list[PageTruth]:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
-        if isinstance(raw, list) and raw and "layout_dets" in raw[0]:
+        if isinstance(raw, list) and raw and isinstance(raw[0], dict) and "layout_dets" in raw[0]:
             try:
                 return [_page(folder, item) for item in raw]
             except (KeyError, TypeError, ValueError) as error:

@@ -23,7 +23,13 @@ from mdiff_core.models.config import ModelConfig, read_json
 from mdiff_core.models.loader import load_model, save_weights
 from mdiff_core.models.mineru import MinerUDiffusion
 from mdiff_core.prompts import Codec
-from mdiff_core.training.config import LoraConfig, ModelSettings, TrainConfig
+from mdiff_core.training.config import (
+    LoraConfig,
+    ModelSettings,
+    TrainConfig,
+    check_types,
+    require,
+)
 from mdiff_core.training.objective import attention_kernel
 
 COPIED_FILES = (
@@ -105,20 +111,31 @@ def build_model(
 
 
 def shapes_of(raw: Mapping[str, Any], base: Path) -> ModelConfig:
-    """Return the shapes of a ``config.json``, with the base's image preparation."""
+    """Return the shapes of a ``config.json``, with the base's image preparation.
+
+    Raises:
+        ConfigError: If a value cannot be used; names table and setting.
+        CheckpointError: If the base cannot be used, or shapes do not fit each other.
+    """
     known = ModelConfig.from_folder(base)
     if raw == read_json(base / "config.json"):
         return known
     text, vision = (
-        _changed(getattr(known, part), next((raw[n] for n in names if n in raw), {}))
+        _changed(part, getattr(known, part), next((raw[n] for n in names if n in raw), {}))
         for part, names in SECTIONS.items()
     )
     capabilities = strict_from_dict(type(known.capabilities), raw.get("mdiff", {}))
     return replace(known, text=text, vision=vision, capabilities=capabilities)
 
 
-def _changed(shapes: Any, raw: Mapping[str, Any]) -> Any:
-    return replace(shapes, **{k: raw[k] for k in shapes.__dataclass_fields__ if k in raw})
+def _changed(part: str, shapes: Any, raw: Mapping[str, Any]) -> Any:
+    names = shapes.__dataclass_fields__
+    changed = replace(shapes, **{k: raw[k] for k in names if raw.get(k) is not None})
+    check_types(f"model.{part}", changed)
+    for name in names:
+        value = getattr(changed, name)
+        require(f"model.{part}", name, value, value > 0, "> 0")
+    return changed
 
 
 @torch.no_grad()

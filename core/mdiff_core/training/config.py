@@ -417,7 +417,8 @@ class MineConfig:
 
     def __post_init__(self) -> None:
         check_types("mine", self)
-        require("mine", "seed", self.seed, self.seed >= 0, ">= 0")
+        allowed = "integer in [0, 2**63)"
+        require("mine", "seed", self.seed, 0 <= self.seed < 2**63, allowed)
         require("mine", "samples", self.samples, self.samples >= 1, ">= 1")
         require("mine", "runs", self.runs, self.runs >= 2, ">= 2")
         require("mine", "temperature", self.temperature, self.temperature > 0, "> 0")

@@ -14,20 +14,17 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from mdiff_core.config import DecodeConfig, Task
 from mdiff_core.engine import Engine
-from mdiff_core.errors import ConfigError
 from mdiff_core.training.config import MineConfig, TrainConfig
-from mdiff_core.training.data.jsonl import read_json_lines
 from mdiff_core.training.data.sample import Sample
 from mdiff_core.training.data.sources import build_source
 from mdiff_core.training.metrics import edit_similarity
 from mdiff_core.types import DecodeRequest
 
-__all__ = ["MinedRecord", "Similarity", "consistency", "load_mined", "mine", "sample_answers"]
+__all__ = ["MinedRecord", "Similarity", "consistency", "mine", "sample_answers"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +99,8 @@ def sample_answers(
         (number of the sample, the sample, its answers), in the order of completion. Samples whose
         decoding failed are left out.
     """
+    # Each sample and run has a seed of its own, within the range that a request takes.
+    first_seed = settings.seed * 1_000_003
     waiting: dict[int, Sample] = {}
     answers: dict[int, list[str]] = {}
 
@@ -116,7 +115,7 @@ def sample_answers(
                         temperature=settings.temperature,
                         threshold=settings.threshold,
                         block_length=block_length,
-                        seed=settings.seed * 1_000_003 + number * settings.runs + run,
+                        seed=(first_seed + number * settings.runs + run) % 2**63,
                     ),
                 )
 
@@ -139,6 +138,7 @@ def mine(
     *,
     similarities: Mapping[Task, Similarity] | None = None,
     labelled: bool = True,
+    on_looked_at: Callable[[], None] | None = None,
 ) -> Iterator[MinedRecord]:
     """Look for hard samples in the data of a run.
 
@@ -149,17 +149,17 @@ def mine(
             ``mdiff_adapters.evaluation.SIMILARITIES`` has those of the paper.
         labelled: Whether the data's own texts are the truth (drawn data, checked labels). If not,
             the records come out open, with the model's answer as a proposal.
+        on_looked_at: Called for each sample that was looked at, hard or not.
 
     Yields:
         The hard samples, as they are found.
     """
     settings = config.mine
-    sources = settings.data or config.data
+    # What was mined before is known to be hard.
+    sources = [s for s in settings.data or config.data if s.kind != "mined"]
     known = similarities or {}
     total = sum(source.weight for source in sources)
     for source in sources:
-        if source.kind == "mined":
-            continue
         drawn = build_source(source.kind, source.options, engine.capabilities)
         size = len(drawn) if isinstance(drawn, Sized) else None
         count = max(1, round(settings.samples * source.weight / total))
@@ -170,6 +170,8 @@ def mine(
             engine, pictures, settings, block_length=config.objective.block_length
         )
         for index, sample, answers in found:
+            if on_looked_at is not None:
+                on_looked_at()
             similarity = known.get(sample.task, edit_similarity)
             agreement = consistency(answers, similarity)
             if agreement < settings.tau:
@@ -190,15 +192,3 @@ def central_answer(answers: list[str], similarity: Similarity) -> str:
     """Return the answer that is most like the others; the first of several."""
     scores = [sum(similarity(answer, other) for other in answers) for answer in answers]
     return answers[scores.index(max(scores))]
-
-
-def load_mined(path: Path) -> list[MinedRecord]:
-    """Read a file of mined samples.
-
-    Raises:
-        ConfigError: If it cannot be read.
-    """
-    try:
-        return [MinedRecord(**record) for _, record in read_json_lines(path)]
-    except TypeError as error:
-        raise ConfigError(f"mined samples {path} cannot be read: {error}") from error

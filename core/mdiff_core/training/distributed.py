@@ -8,10 +8,10 @@ the same update.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,11 @@ from mdiff_core.engine import choose_device
 from mdiff_core.errors import ConfigError
 from mdiff_core.training.config import LaunchSettings
 
-logger = logging.getLogger(__name__)
-
 BUCKET_ELEMENTS = 2**25
 """Values summed in one call: 128 MiB in fp32."""
+MAX_WAIT = timedelta(hours=2)
+"""How long the processes wait for one of them. Process 0 validates and saves alone meanwhile, which
+takes longer than the ten minutes after which NCCL gives a run up by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def join_processes(device: str) -> Iterator[Processes]:
             )
         target = torch.device("cuda", launch.local_rank)
         torch.cuda.set_device(target)
-    dist.init_process_group("nccl" if target.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if target.type == "cuda" else "gloo", timeout=MAX_WAIT)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), target)
     finally:

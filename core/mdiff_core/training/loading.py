@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from mdiff_core.checkpoint import resolve_checkpoint
+from mdiff_core.errors import MDiffError
 from mdiff_core.models.config import ModelConfig
 from mdiff_core.prompts import Codec
 from mdiff_core.training.batch import Batch, Encoder
@@ -62,8 +63,31 @@ def _start_worker(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _alone(batch: list[Batch]) -> Batch:
-    return batch[0]
+class _Drawn(Dataset[Batch | MDiffError]):
+    """Micro-batches, or what is wrong with them.
+
+    An error that is raised in a worker arrives as the text of its traceback; one that is returned
+    arrives as it is.
+    """
+
+    def __init__(self, data: MicroBatches) -> None:
+        self._data = data
+
+    def __getitem__(self, index: int) -> Batch | MDiffError:
+        try:
+            return self._data[index]
+        except MDiffError as error:
+            return error
+
+
+def _alone(drawn: list[Batch | MDiffError]) -> Batch | MDiffError:
+    return drawn[0]
+
+
+def _unbroken(drawn: Batch | MDiffError) -> Batch:
+    if isinstance(drawn, MDiffError):
+        raise drawn
+    return drawn
 
 
 def load_in_order(data: MicroBatches, order: Sequence[int], workers: int) -> Iterator[Batch]:
@@ -73,9 +97,13 @@ def load_in_order(data: MicroBatches, order: Sequence[int], workers: int) -> Ite
         data: The micro-batches.
         order: Their numbers.
         workers: Processes that draw them; 0 draws in this one.
+
+    Returns:
+        The micro-batches. What is wrong with one is raised when it is taken, in the same words
+        with any number of workers.
     """
-    loader: DataLoader[Batch] = DataLoader(
-        data,
+    loader: DataLoader[Batch | MDiffError] = DataLoader(
+        _Drawn(data),
         sampler=order,
         batch_size=1,
         collate_fn=_alone,
@@ -83,7 +111,8 @@ def load_in_order(data: MicroBatches, order: Sequence[int], workers: int) -> Ite
         prefetch_factor=PREFETCH if workers else None,
         worker_init_fn=_start_worker,
     )
-    return iter(loader)
+    # The workers start now and not with the first micro-batch that is taken.
+    return map(_unbroken, iter(loader))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import re
@@ -134,8 +135,12 @@ class Journal:
         self._stream = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record."""
-        self._stream.write(json.dumps(dict(record), ensure_ascii=False) + "\n")
+        """Append one record; a number that is not finite becomes null, for JSON has none."""
+        values = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        self._stream.write(json.dumps(values, ensure_ascii=False) + "\n")
         self._stream.flush()
 
     def close(self) -> None:

@@ -8,7 +8,6 @@ not, bit for bit on the same machine.
 from __future__ import annotations
 
 import json
-import logging
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,8 +40,6 @@ from mdiff_core.training.state import (
     state_files,
 )
 from mdiff_core.training.validate import Validation, validate
-
-logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MAX_SKIPPED = 20
@@ -324,7 +321,6 @@ class Trainer:
             state = {
                 "format": FORMAT,
                 "step": self.step,
-                "samples": self.step * run.batch_size,
                 "settings": exact_settings(self.config),
                 "sums": self._sums.cpu(),
                 **self.optimizer.state_dict(),

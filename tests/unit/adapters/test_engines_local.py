@@ -135,6 +135,22 @@ def test_a_core_that_fails_as_a_whole_is_an_answer_to_what_was_running() -> None
     assert sum("device lost" in str(answer.error) for answer in answers) == len(WORDS) - 1
 
 
+def test_a_core_that_ends_early_leaves_no_request_without_an_answer(engine: LocalEngine) -> None:
+    class Short:
+        """A core that takes requests and answers the first only."""
+
+        capabilities = engine.capabilities
+
+        def stream(self, requests: Any) -> Any:
+            return itertools.islice(engine.core.stream(requests), 1)
+
+    answers = list(LocalEngine(Short()).answer(ask()))  # type: ignore[arg-type]
+    assert sorted(answer.id for answer in answers) == sorted(WORDS)
+    lost = [answer for answer in answers if answer.error is not None]
+    assert len(lost) == len(WORDS) - 1
+    assert all("ended without an answer" in str(answer.error) for answer in lost)
+
+
 def test_closing_answers_who_waits_and_refuses_new_calls() -> None:
     engine = LocalEngine.from_spec(EngineSpec.parse("tiny", dtype="fp32"))
     image = piece("hello")

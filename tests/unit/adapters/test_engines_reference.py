@@ -119,7 +119,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_greedy_takes_the_likeliest_token_that_is_not_the_mask(folder, parts) -> None:
-    with ReferenceEngine(folder, device="cpu", dtype="float32") as engine:
+    with ReferenceEngine(folder, device="cpu", dtype="fp32") as engine:
         [answer] = engine.answer([Request(id="a", image=PIXEL.convert("RGBA"))])
     assert (answer.text, answer.finish_reason, answer.error) == ("abc", "stop", None)
     assert (answer.num_tokens, answer.num_forwards) == (3, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,24 @@ def test_capabilities_of_the_embedded_checkpoint() -> None:
     assert Capabilities().limit("formula") == 1024
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tasks", 5),
+        ("tasks", [["text"]]),
+        ("segment_px", 896),
+        ("segment_px", ("a", 28)),
+        ("segment_px", (896.5, True)),
+        ("segment_px", (896, 28, 3)),
+        ("max_tokens", 5),
+    ],
+)
+def test_a_bad_capability_names_field_and_value(name: str, value: object) -> None:
+    given = {"text_unit": "segment", "segment_px": (896, 28), name: value}
+    with pytest.raises(ConfigError, match=re.escape(f"{name} = {value!r} is out of range")):
+        Capabilities(**given)  # type: ignore[arg-type]  # what the test is about
+
+
 def test_a_misspelt_capability_names_the_file(tmp_path: Path) -> None:
     raw = {"model_type": "mineru_diffusion", "mdiff": {"task": ["text"]}}
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -112,7 +131,7 @@ def test_values_of_a_wrong_kind_are_refused_as_a_checkpoint(
     tmp_path: Path, wrong: dict[str, object]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mineru_diffusion", **wrong}))
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be used"):
+    with pytest.raises(CheckpointError, match=r"config\.json.* (cannot be used|is out of range)"):
         ModelConfig.from_folder(tmp_path)
 
 

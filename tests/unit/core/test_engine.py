@@ -526,6 +526,36 @@ def test_an_engine_closed_while_an_image_is_decoded_says_so(
         engine.generate([fixed(1, 1)])
 
 
+class ClosingLock:
+    """The engine's lock, behind whose first holder somebody closes the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._lock = engine, engine._lock
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        if not self._engine._closed:
+            self._engine.close()
+
+
+def test_an_engine_closed_between_two_forwards_loses_no_answer_silently(
+    random_checkpoint: Path,
+) -> None:
+    engine = Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**20)
+    engine._lock = ClosingLock(engine)  # type: ignore[assignment]  # as far as it is used
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate([fixed(1, 4)])
+
+
+def test_an_unknown_attention_is_refused_with_the_nearest(random_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"attention 'flahs' is unknown .*'flash'"):
+        Engine.load(random_checkpoint, device="cpu", dtype="fp32", attention="flahs")
+
+
 def test_two_engines_in_one_process(tmp_path: Path, random_engine: Engine) -> None:
     folder = write_random_checkpoint(tmp_path / "second", seed=9)
     with Engine.load(folder, device="cpu", dtype="fp32", cache_bytes=2**22) as second:
@@ -612,6 +642,26 @@ def test_the_static_step_of_cuda_graphs_gives_the_same_answers(
     for request, result in zip(batch, results, strict=True):
         want = random_oracle(request)
         assert (result.token_ids, result.step_map) == (want.token_ids, want.step_map)
+
+
+def test_what_an_unwritten_slot_holds_changes_no_answer_of_the_static_step(
+    random_checkpoint: Path, random_oracle: Oracle
+) -> None:
+    """The cache is allocated and not filled: on a GPU it may hold anything, NaN too."""
+    # One row a step: no padding row writes the slot that padding goes to.
+    request = fixed(1, 4)
+    with Engine.load(random_checkpoint, device="cpu", dtype="fp32", cache_bytes=2**23) as engine:
+        for tensor in (*engine._cache.keys, *engine._cache.values):
+            tensor.fill_(float("nan"))
+        graphed = GraphedRunner(
+            engine._runner,  # type: ignore[arg-type]  # on a CPU it is the eager runner
+            trash_slot=engine.info.cache_tokens,
+            capture=False,
+        )
+        engine._runner = graphed
+        [result] = engine.generate([request])
+        assert graphed.num_replays > 0
+    assert result.token_ids == random_oracle(request).token_ids
 
 
 def test_an_answer_with_the_placeholder_of_an_image_is_an_answer_like_any_other(

@@ -14,6 +14,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mdiff_adapters.cli import app
+from mdiff_adapters.document import BBox, ParsedPage, Region, RegionType
+from mdiff_adapters.evaluation.labels import page_record
 from mdiff_core.errors import ConfigError
 from mdiff_core.training import load_config
 from mdiff_core.training.state import LOG_NAME, read_log
@@ -79,6 +81,12 @@ def test_train_mine_and_train_again(config: Path, tmp_path: Path) -> None:
     result = runner.invoke(app, ["mine", str(config), str(hard), "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert "2 of 2 samples are hard" in result.output
+    # What was looked at is counted, and not what was wished for.
+    one = write(tmp_path / "one", [{"image": "a.png", "text": "ab"}], a=draw_text("ab"))
+    config.write_text(config.read_text() + f'data = [{{ kind = "folder", path = "{one}" }}]\n')
+    other = str(tmp_path / "other.jsonl")
+    result = runner.invoke(app, ["mine", str(config), other, "--device", "cpu"])
+    assert "of 1 samples are hard" in result.output
     second = tmp_path / "second.toml"
     text = config.read_text().replace('out = "run"', 'out = "second"')
     text = text.split("[model]")[0] + (
@@ -136,6 +144,12 @@ def test_eval_shuffle_compares_engines(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = json.loads(output.read_text())["damage"]["tiny"]
     assert [row["damage"] for row in rows] == ["clean", "light", "medium", "heavy"]
+
+
+def test_eval_help_names_all_defaults() -> None:
+    result = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": "200"})
+    for default in ("tiny", "0.95", "32", "what Python brings"):
+        assert f"[default: ({default})]" in result.output
 
 
 @pytest.mark.parametrize(
@@ -295,6 +309,23 @@ def test_label_says_which_pages_it_left_out(tmp_path: Path) -> None:
     assert "error: " in result.output and "bad.gif" in result.output
     assert "1 page could not be read" in result.output
     assert len((tmp_path / "data" / "labels.jsonl").read_text().splitlines()) == 1
+
+
+def test_labels_keep_rows_and_delimiters() -> None:
+    """The labels are answers to train on: a program in one line would teach to join lines."""
+    box = BBox(0.1, 0.1, 0.9, 0.9)
+    answers: tuple[tuple[RegionType, str], ...] = (
+        ("code", "def f(x):\n    return x"), ("list", "1. one\n2. two"), ("text", "two\nlines"),
+    )  # fmt: skip
+    regions = [
+        Region(id=f"r{i}", order=i, type=kind, bbox=box, text=text, raw=text)
+        for i, (kind, text) in enumerate(answers)
+    ]
+    raw = r"\[ x^2 \]<|endoftext|>"
+    regions.append(Region(id="r3", order=3, type="equation", bbox=box, latex="x^2", raw=raw))
+    page = ParsedPage(index=0, label="1", size_px=(9, 9), size_pt=(9, 9), regions=tuple(regions))
+    texts = [region["text"] for region in page_record(page, "a.png")["regions"]]
+    assert texts == ["def f(x):\n    return x", "1. one\n2. two", "two lines", r"\[ x^2 \]"]
 
 
 def test_label_leaves_out_pages_that_failed(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from mdiff_core.training.curriculum import (
     MinedRecord,
     central_answer,
     consistency,
-    load_mined,
     mine,
     sample_answers,
 )
@@ -86,7 +85,6 @@ def test_hard_samples_are_drawn_again_with_their_truth(
     assert all(record.status == "truth" and record.consistency < 0.9 for record in found)
     path = tmp_path / "hard.jsonl"
     path.write_text("".join(record.to_json() + "\n" for record in found))
-    assert [r.text for r in load_mined(path)] == [r.text for r in found]
     source = build_source("mined", {"path": str(path)}, SEGMENT)
     again = sorted((source.sample(9, i) for i in range(3)), key=lambda s: s.text)
     for sample, record in zip(again, sorted(found, key=lambda r: r.text), strict=True):
@@ -102,9 +100,33 @@ def test_hard_samples_are_drawn_again_with_their_truth(
         build_source("mined", {"path": str(path)}, SEGMENT).sample(9, 0)
 
 
-def test_sure_samples_are_not_hard(engine: Engine, make_config: MakeConfig) -> None:
+def test_sure_samples_are_looked_at_and_not_hard(engine: Engine, make_config: MakeConfig) -> None:
     config = make_config(mine={**FAST, "tau": 0.0})
-    assert list(mine(config, engine)) == []
+    looked_at: list[None] = []
+    assert list(mine(config, engine, on_looked_at=lambda: looked_at.append(None))) == []
+    assert len(looked_at) == 3
+
+
+def test_mined_sources_take_no_part_of_the_samples(
+    engine: Engine, make_config: MakeConfig, drawing: dict[str, Any]
+) -> None:
+    data = [
+        {"kind": "mined", "weight": 2.0, "path": "hard.jsonl"},
+        {"kind": "lines", "weight": 1.0, **drawing},
+    ]
+    config = make_config(data=data, mine={**FAST, "tau": 0.99})
+    assert len(list(mine(config, engine))) == 3
+
+
+def test_any_seed_of_mining_gives_seeds_of_requests(
+    engine: Engine, drawing: dict[str, Any]
+) -> None:
+    sample = build_source("lines", drawing, SEGMENT).sample(1, 0)
+    settings = MineConfig(**FAST, seed=2**63 - 1)
+    [(_, _, answers)] = sample_answers(engine, [sample], settings, block_length=32)
+    assert len(answers) == 3
+    with pytest.raises(ConfigError, match=r"\[mine\] seed = .* is out of range"):
+        MineConfig(seed=2**63)
 
 
 def test_a_person_reviews_what_has_no_truth(
@@ -204,7 +226,6 @@ def test_mined_files_are_read_as_people_save_them(
     raw = json.loads(hard.read_text(encoding="utf-8").split("\n")[0])
     line = json.dumps({**raw, "text": "a\u2028b\u0085c"}, ensure_ascii=False)
     hard.write_text(line + "\n", encoding="utf-8-sig")
-    assert [record.text for record in load_mined(hard)] == ["a\u2028b\u0085c"]
     [text] = texts_and_images(hard)
     assert text == "a\u2028b\u0085c"
     for wrong, message in (
@@ -216,9 +237,8 @@ def test_mined_files_are_read_as_people_save_them(
         with pytest.raises(ConfigError, match=f"hard.jsonl, line 1.*{message}"):
             texts_and_images(hard)
     hard.write_bytes(line.replace("b", "é").encode("cp1252", errors="replace"))
-    for read in (load_mined, texts_and_images):
-        with pytest.raises(ConfigError, match="cannot be read"):
-            read(hard)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        texts_and_images(hard)
 
 
 def test_stage_two_mixes_hard_and_easy_samples_and_weighs_the_hard_ones(

@@ -244,8 +244,11 @@ def test_unmatched_tables_and_failed_pages_count_nothing(bench: Path) -> None:
 
 
 def test_folders_without_annotations_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no annotations"):
-        load_pages(tmp_path)
+    for other in (None, "[1, 2]", "{}", "[[]]"):
+        if other is not None:
+            (tmp_path / "a.json").write_text(other)
+        with pytest.raises(ConfigError, match="no annotations"):
+            load_pages(tmp_path)
     (tmp_path / "a.json").write_text('[{"layout_dets": [], "page_info": {}}]')
     with pytest.raises(ConfigError, match="not in OmniDocBench's format"):
         load_pages(tmp_path)

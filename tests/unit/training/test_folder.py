@@ -180,12 +180,18 @@ def test_an_image_of_too_many_pixels_is_replaced_too(
     assert open_folder(tmp_path, shuffle=False).sample(0, 0).text == "b"
 
 
-def test_a_line_without_ink_is_left_out(tmp_path: Path) -> None:
+def test_a_line_without_ink_is_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blank = Image.new("L", (200, 40), 255)
     assert split_line(np.asarray(blank), "Short", SEGMENT) == []
     records = [{"image": f"{name}.png", "text": "Short"} for name in "ab"]
     write(tmp_path, records, a=blank, b=draw_text("Short"))
-    assert len(open_folder(tmp_path, SEGMENT)) == 1
+    with caplog.at_level("WARNING"):
+        source = open_folder(tmp_path, SEGMENT)
+    assert len(source) == 1
+    assert "1 of 2 lines are left out" in caplog.text
+    assert source.fingerprint == "1 samples, 1 lines left out"
 
 
 def test_images_are_taken_as_they_are_looked_at(tmp_path: Path) -> None:

@@ -123,6 +123,9 @@ def test_teds_reads_otsl_and_html_alike() -> None:
         (r"\begin{array}{ll} a & b \end{array}", r"\begin{array}{cc} a & b \end{array}"),
         (r"\hspace{1em} x", "x"),
         (r"\lvert x \rvert", "|x|"),
+        (r"\left. x \right|", "x |"),
+        (r"x \\[2pt] y", r"x \\ y"),
+        (r"x \tag{\text{a}}", "x"),
     ],
 )
 def test_formulas_that_look_the_same_match(a: str, b: str) -> None:

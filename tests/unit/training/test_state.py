@@ -26,6 +26,15 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         write_atomically(tmp_path / "none" / "file", full)
 
 
+def test_the_log_is_json_where_a_number_is_not_finite(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    journal = Journal(path, None)
+    journal.write({"event": "step", "grad_norm": float("inf"), "loss": float("nan"), "lr": 0.1})
+    journal.close()
+    text = path.read_text(encoding="utf-8")
+    assert text == '{"event": "step", "grad_norm": null, "loss": null, "lr": 0.1}\n'
+
+
 def test_the_log_keeps_what_is_in_its_texts(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     texts = ["a\u2028b", "c\u0085d", "é"]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from mdiff_core.checkpoint import resolve_checkpoint
 from mdiff_core.errors import CheckpointError, ConfigError, TrainingError
 from mdiff_core.models.loader import load_model
 from mdiff_core.training import TrainConfig, Trainer, train
-from mdiff_core.training.build import build_model, plain_model
-from mdiff_core.training.config import OptimConfig
+from mdiff_core.training.batch import Batch
+from mdiff_core.training.build import build_model, model_json, plain_model, shapes_of
+from mdiff_core.training.config import ModelSettings, OptimConfig
 from mdiff_core.training.data import build_source, build_stream
-from mdiff_core.training.distributed import Processes
-from mdiff_core.training.loading import MicroBatches
+from mdiff_core.training.distributed import Processes, join_processes
+from mdiff_core.training.loading import MicroBatches, load_in_order
 from mdiff_core.training.objective import losses
 from mdiff_core.training.optim import MasterOptimizer, learning_rate
 from mdiff_core.training.state import LOG_NAME, read_log, state_files
@@ -164,6 +166,36 @@ def test_workers_change_nothing(make_config: MakeConfig) -> None:
     train(alone)
     train(several)
     assert_same_run(alone, several)
+
+
+class BrokenData:
+    """Stands for micro-batches of which none can be drawn."""
+
+    def __getitem__(self, index: int) -> Batch:
+        raise ConfigError("a page is broken", hint="mend it", source=f"batch {index}")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_wrong_with_data_is_said_in_the_same_words_by_a_worker(workers: int) -> None:
+    batches = load_in_order(BrokenData(), [3], workers)  # type: ignore[arg-type]  # a stand-in
+    with pytest.raises(ConfigError) as raised:
+        next(batches)
+    assert str(raised.value) == "batch 3: a page is broken (mend it)"
+
+
+def test_processes_wait_longer_than_a_validation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class JoinedError(Exception):
+        """The processes would be joined now."""
+
+    def join(backend: str, timeout: timedelta) -> None:
+        assert timeout > timedelta(hours=1)
+        raise JoinedError
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
+    with pytest.raises(JoinedError), join_processes("cpu"):
+        pass
 
 
 def test_data_can_be_sent_to_processes_that_are_not_forked(make_config: MakeConfig) -> None:
@@ -383,6 +415,8 @@ def test_gradients_that_are_not_finite_end_the_run(make_config: MakeConfig) -> N
         trainer.run()
     records = curve(config)
     assert all(record["skipped"] == 1.0 for record in records)
+    # JSON has no NaN and no infinity.
+    assert all(record["grad_norm"] is None for record in records)
 
 
 class NoDoubles(TorchFunctionMode):
@@ -515,6 +549,27 @@ def test_shapes_that_do_not_fit_are_refused(make_config: MakeConfig) -> None:
     with pytest.raises(CheckpointError, match="multiple of num_key_value_heads"):
         text = {"num_attention_heads": 3, "num_key_value_heads": 2}
         Trainer(make_config(model={"init": "scratch", "text": text}), ALONE)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"mdiff": {"tasks": 5}}, "tasks = 5 is out of range"),
+        ({"mdiff": {"segment_px": ["a", 28]}}, r"segment_px = \['a', 28\] is out of range"),
+        ({"mdiff": {"segment_px": [896.5, 28]}}, r"segment_px = \[896.5, 28\] is out of range"),
+        ({"mdiff": {"max_tokens": 5}}, "max_tokens = 5 is out of range"),
+        ({"text": {"hidden_size": "x"}}, r"\[model.text\] hidden_size = 'x' cannot be used"),
+        (
+            {"text": {"num_key_value_heads": 0}},
+            r"\[model.text\] num_key_value_heads = 0 is out of range",
+        ),
+        ({"vision": {"depth": 1.5}}, r"\[model.vision\] depth = 1.5 cannot be used"),
+    ],
+)
+def test_shapes_that_cannot_be_used_are_named(model: dict[str, Any], message: str) -> None:
+    base = resolve_checkpoint("tiny")
+    with pytest.raises(ConfigError, match=message):
+        shapes_of(model_json(ModelSettings(init="scratch", **model), base), base)
 
 
 @pytest.mark.slow

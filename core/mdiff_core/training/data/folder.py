@@ -199,6 +199,7 @@ class FolderSource:
     _records: list[Record] = field(init=False, repr=False)
     _places: list[tuple[int, int]] = field(init=False, repr=False)
     _found: dict[str, int] = field(init=False, repr=False, default_factory=dict)
+    _num_left_out: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         folder = Path(self.options.path)
@@ -227,12 +228,18 @@ class FolderSource:
                 logger.warning("%s is left out: %s", record.image, error)
                 continue
             places.extend((i, k) for k in range(len(pieces)))
-        kept = len({i for i, _ in places})
-        logger.info(
-            "%s: %d pieces of %d lines; %d lines left out, their words cannot be told apart",
-            self.options.path, len(places), kept, len(self._records) - kept,
-        )  # fmt: skip
+            self._num_left_out += not pieces
+        if self._num_left_out:
+            logger.warning(
+                "%s: %d of %d lines are left out, their words cannot be told apart",
+                self.options.path, self._num_left_out, len(self._records),
+            )  # fmt: skip
         return places
+
+    @property
+    def fingerprint(self) -> str:
+        """How much of the folder is trained on, for the log."""
+        return f"{len(self._places)} samples, {self._num_left_out} lines left out"
 
     def __len__(self) -> int:
         return len(self._places)
