@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,10 +159,16 @@ def parse(
     with _errors(console, wrong_usage=True):
         targets = _targets(stems, output, kind)
         drawings = _drawings(stems, layout_image)
+        for path in filter(None, (*targets, *drawings)):
+            _check_writable(path, files)
+        _check_format(kind)
         _check_engine_kind(engine)
+        # Skipped pages are left out after they have been reported.
+        raises = on_error is OnErrorChoice.RAISE
         parser = _parser(
-            engine, segmenter, threshold, device, dtype, password, pages, dpi, on_error.value
-        )
+            engine, segmenter, threshold, device, dtype, password, pages, dpi,
+            "raise" if raises else "record",
+        )  # fmt: skip
     for file, target, drawing in zip(files, targets, drawings, strict=True):
         with _errors(console, stop=False) as outcome:
             start = time.perf_counter()
@@ -177,15 +184,16 @@ def parse(
                     metadata=stream.metadata,
                 )
             seconds = time.perf_counter() - start
+            summary = _summary(document, seconds, parser)
+            code = max(code, _report(document, console))
+            if on_error is OnErrorChoice.SKIP:
+                read = tuple(page for page in document.pages if page.status != "failed")
+                document = dataclasses.replace(document, pages=read)
             _write(_render(document, kind), target)
             if drawing is not None:
-                _draw(parser, source, password, document, drawing)
-            for page in document.pages:
-                if page.error is not None:
-                    console.print(f"error: {page.error.message}", style="red", soft_wrap=True)
-                    code = max(code, FAILED)
+                _draw(parser, source, password, document, drawing, files)
             if not quiet:
-                console.print(_summary(document, seconds, parser), style="dim", soft_wrap=True)
+                console.print(summary, style="dim", soft_wrap=True)
         code = max(code, outcome.code)
     if code:
         raise typer.Exit(code)
@@ -303,6 +311,55 @@ def _drawings(stems: list[str], target: str | None) -> list[Path | None]:
     return [path.with_name(f"{path.stem}-{stem}{suffix}") for stem in stems]
 
 
+def _check_writable(path: Path, files: list[str]) -> None:
+    """Refuse a file that cannot be written, before any work: there may be hours of it.
+
+    Args:
+        path: The file.
+        files: The documents, none of which is written over.
+    """
+    _check_no_document(path, files)
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        if path.exists():
+            path.open("ab").close()
+        # What may be written is known for sure only by writing.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = f"{folder} is a file" if folder.is_file() else error.strerror or error
+        raise ConfigError(
+            f"{path} cannot be written: {reason}", hint="give another file or folder"
+        ) from error
+
+
+def _check_no_document(path: Path, files: list[str]) -> None:
+    for file in files:
+        if path.exists() and os.path.exists(file) and os.path.samefile(path, file):
+            raise ConfigError(
+                f"{path} is one of the documents and would be written over",
+                hint="write to another file or folder",
+            )
+
+
+def _check_format(kind: Format) -> None:
+    """Refuse a format whose package is not installed."""
+    if kind is Format.DOCLING:
+        ParsedDocument(source="", pages=(), num_pages=0).to_docling()
+
+
+def _report(document: ParsedDocument, console: Console) -> int:
+    """Show what failed, is missing or was cut short, and return the exit code for it."""
+    for page in document.pages:
+        for record in page.problems:
+            text, colour = record.message, "red" if record.severity == "error" else "yellow"
+            if document.source not in text:
+                text = f"{document.source}, page {page.index + 1}: {text}"
+            console.print(f"{record.severity}: {text}", style=colour, soft_wrap=True)
+    return FAILED if document.errors else 0
+
+
 def _is_folder(path: str) -> bool:
     """Whether a folder is meant: one that is there, or a name that ends like one."""
     return path.endswith(("/", os.sep)) or Path(path).is_dir()
@@ -339,6 +396,7 @@ def _draw(
     password: str | None,
     document: ParsedDocument,
     target: Path,
+    files: list[str],
 ) -> None:
     """Draw the layout of each page; its number goes into the name where there are more."""
     from mdiff_adapters.export import draw_layout
@@ -353,6 +411,7 @@ def _draw(
             path = target
             if len(document.pages) > 1:
                 path = target.with_name(f"{target.stem}-p{page.index + 1:04d}{target.suffix}")
+            _check_no_document(path, files)
             try:
                 image.save(path)
             except ValueError as error:  # more pixels than the format holds

@@ -26,6 +26,9 @@ RegionType = Literal[
 
 FinishReason = Literal["stop", "length", "loop", "empty", "error", "timeout"]
 PageStatus = Literal["ok", "blank", "partial", "layout_failed", "failed"]
+Severity = Literal["error", "warning", "info"]
+CUT_SHORT: frozenset[FinishReason] = frozenset({"length", "loop", "timeout"})
+"""How an answer ends before its own end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class ErrorRecord:
         stage: ``render``, ``layout``, ``segment``, ``read`` or ``parse``.
         page: 0-based page index, or None.
         region: Region id, or None.
+        severity: ``error`` (it failed), ``warning`` (something is missing or cut short) or ``info``
+            (something was repaired or scaled; nothing is missing).
     """
 
     kind: str
@@ -118,6 +123,7 @@ class ErrorRecord:
     stage: str = "read"
     page: int | None = None
     region: str | None = None
+    severity: Severity = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +211,33 @@ class ParsedPage:
     num_tokens: int = 0
     num_forwards: int = 0
 
+    @property
+    def problems(self) -> tuple[ErrorRecord, ...]:
+        """What failed, is missing or was cut short on the page; nothing that was only repaired."""
+        found = [] if self.error is None else [self.error]
+        found += [record for record in self.warnings if record.severity != "info"]
+        for region in self.regions:
+            if region.error is not None:
+                # A page of which nothing could be read says it once.
+                found += [] if self.error is not None else [region.error]
+            elif region.finish_reason in CUT_SHORT:
+                found.append(
+                    ErrorRecord(
+                        kind="RegionError",
+                        message=f"region {region.id}: the answer is cut short "
+                        f"({region.finish_reason})",
+                        page=self.index,
+                        region=region.id,
+                        severity="warning",
+                    )
+                )
+        return tuple(found)
+
+    @property
+    def errors(self) -> tuple[ErrorRecord, ...]:
+        """The problems that are errors: of the page, its layout or its regions."""
+        return tuple(record for record in self.problems if record.severity == "error")
+
     def to_markdown(self, **options: Any) -> str:
         """Return the page as markdown; options as in :func:`mdiff_adapters.export.to_markdown`."""
         from mdiff_adapters.export import page_to_markdown
@@ -242,9 +275,8 @@ class ParsedDocument:
 
     @property
     def errors(self) -> tuple[ErrorRecord, ...]:
-        """All page and region errors."""
-        pages = [page.error for page in self.pages if page.error is not None]
-        return (*pages, *(r.error for r in self.regions if r.error is not None))
+        """All errors of pages, layouts and regions, page by page."""
+        return tuple(record for page in self.pages for record in page.errors)
 
     def to_markdown(self, **options: Any) -> str:
         """Return markdown; options as in :func:`mdiff_adapters.export.to_markdown`."""

@@ -187,4 +187,5 @@ def _note(what: str, reason: str, piece: str, page: int | None) -> ErrorRecord:
         message=f"layout record {what} ({reason}): {piece!r}",
         stage="layout",
         page=page,
+        severity="warning" if what == "refused" else "info",
     )

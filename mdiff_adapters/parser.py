@@ -54,8 +54,8 @@ class DocumentParser:
         window: Pages whose requests go to the engine together, at least 1.
         max_pixels: Most pixels of a page image.
         on_error: ``record`` keeps failed pages as pages of status ``failed``; ``skip`` leaves them
-            out; ``raise`` raises the first error of a page or region. A document that cannot be
-            opened always raises.
+            out, but for the one at which a document is given up; ``raise`` raises the first error
+            of a page, its layout or a region. A document that cannot be opened always raises.
         images: ``embed`` keeps figure crops in the result, where the segmenter knows figures.
         max_failed_pages: Pages failing one after the other at which a document is given up; a
             damaged file may claim any number of pages.
@@ -87,6 +87,8 @@ class DocumentParser:
         check_count("DocumentParser", "window", window)
         check_count("DocumentParser", "max_failed_pages", max_failed_pages)
         check_page_selection(pages)
+        if not isinstance(password, (str, type(None))):
+            raise ConfigError(f"password is of type {type(password).__name__}", hint="give a str")
         check_options("DocumentParser", _SETTINGS, engine, engine_options)
         decode = decode or DecodeConfig()
         if threshold is not None:
@@ -217,13 +219,19 @@ class DocumentStream(ClosedOnExit, Iterator[ParsedPage]):
         self.num_pages = source.num_pages
         self.metadata: Mapping[str, str] = source.metadata
         self.page_indices = source.page_indices
+        self._is_closed = False
         self._pages = _read_pages(parser, source)
 
     def __next__(self) -> ParsedPage:
+        if self._is_closed:
+            raise DocumentError(
+                "the document is closed", hint="read its pages inside of with", source=self.source
+            )
         return next(self._pages)
 
     def close(self) -> None:
         """Close the document; calling it twice is fine."""
+        self._is_closed = True
         self._pages.close()
         self._opened.close()
 
@@ -240,6 +248,7 @@ def _read_pages(
         size = parser.window
         images: list[PageImage] = []
         failed: dict[int, ParsedPage] = {}
+        given_up_at: int | None = None
         to_raise: DocumentError | None = None
         for index in chunk:
             try:
@@ -254,6 +263,7 @@ def _read_pages(
                 gives_up = failed_in_a_row >= parser.max_failed_pages
                 failed[index] = _failed_page(source, index, error, gives_up=gives_up)
                 if gives_up:
+                    given_up_at = index
                     indices = iter(())
                     break
         read = _read_window(parser, images) if images else {}
@@ -265,7 +275,8 @@ def _read_pages(
                 continue  # not tried: the document was given up
             if parser.on_error == "raise":
                 _raise_first_error(page, source.source)
-            if page.status != "failed" or parser.on_error != "skip":
+            # The pages behind it are lost as well, which no caller may miss.
+            if page.status != "failed" or parser.on_error != "skip" or index == given_up_at:
                 yield page
         if to_raise is not None:
             raise to_raise
@@ -302,11 +313,10 @@ def _failed_page(
 
 
 def _raise_first_error(page: ParsedPage, source: str) -> None:
-    """Raise what a page or one of its regions recorded, as the typed error it was."""
-    regions = (region.error for region in page.regions)
-    record = next((error for error in (page.error, *regions) if error is not None), None)
-    if record is None:
+    """Raise what a page, its layout or a region recorded, as the typed error it was."""
+    if not page.errors:
         return
+    record = page.errors[0]
     known = getattr(error_types, record.kind, None)
     kind = known if isinstance(known, type) and issubclass(known, MDiffError) else PageError
     error = kind("", source=source, page=page.index, region=record.region)

@@ -17,8 +17,9 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from mdiff_adapters.document import ParsedPage
-from mdiff_adapters.errors import ConfigError, DocumentError, DocumentNotFoundError
+from mdiff_adapters.errors import ConfigError
 from mdiff_adapters.export.elements import page_to_elements
+from mdiff_adapters.sources.opening import fetch, fetch_url
 from mdiff_adapters.sources.sniffing import display_name
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def read_input(source: Any, *, fs: Any = None) -> Input:
         fs: fsspec file system that ``source`` is a path on.
 
     Raises:
-        ConfigError: If it is none of these, or a URL needs fsspec and it is not installed.
+        ConfigError: If it is none of these.
+        ImportError: If it is a URL and fsspec is not installed.
         DocumentNotFoundError: If there is no such file on ``fs`` or at the URL.
         DocumentError: If it cannot be fetched.
     """
@@ -77,12 +79,11 @@ def read_input(source: Any, *, fs: Any = None) -> Input:
             f"a document cannot be opened from {type(source).__name__}",
             hint="give a path, a URL, bytes or a binary file object",
         )
-    text = os.fspath(source)
+    text = os.fsdecode(source)
     if fs is not None:
-        return _from_bytes(_fetch(fs, text, text), text)
+        return _from_bytes(fetch(fs, text, display_name(text)), text)
     if "://" in text:
-        remote, path = _remote(text)
-        return _from_bytes(_fetch(remote, path, text), text)
+        return _from_bytes(fetch_url(text), text)
     return _from_path(text)
 
 
@@ -104,32 +105,6 @@ def _from_path(path: str) -> Input:
     except (OSError, ValueError):
         return Input(path, None, "")
     return Input(path, None, digest.hexdigest())
-
-
-def _remote(url: str) -> tuple[Any, str]:
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise ImportError(
-            'URLs need fsspec: pip install "mdiff-adapters[fsspec]"', name="fsspec"
-        ) from error
-    try:
-        fs, path = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"no file system for this URL: {error}", source=url) from error
-    return fs, path
-
-
-def _fetch(fs: Any, path: str, source: str) -> bytes:
-    try:
-        data: bytes = fs.cat_file(path)
-    except FileNotFoundError as error:
-        raise DocumentNotFoundError(
-            "there is no such file", hint="check the path", source=source
-        ) from error
-    except OSError as error:
-        raise DocumentError(f"cannot be fetched: {error}", source=source) from error
-    return data
 
 
 def stable_id(digest: str, *parts: str | int) -> str:
@@ -161,12 +136,18 @@ def file_metadata(document: Any) -> dict[str, str | int]:
     }
 
 
-def page_error(page: ParsedPage) -> str | None:
-    """Return what failed on a page, its regions included; None where nothing did."""
-    if page.error is not None:
-        return page.error.message
-    messages = [region.error.message for region in page.regions if region.error is not None]
-    return "; ".join(dict.fromkeys(messages)) or None
+def pages_error(pages: Sequence[ParsedPage]) -> str | None:
+    """Return what failed on pages, is missing or was cut short; None where nothing was.
+
+    Returns:
+        The messages; of several pages each with the page's label.
+    """
+    found = []
+    for page in pages:
+        message = "; ".join(dict.fromkeys(record.message for record in page.problems))
+        if message:
+            found.append(message if len(pages) == 1 else f"page {page.label}: {message}")
+    return "; ".join(found) or None
 
 
 def page_selection(document: DocumentStream) -> str | None:

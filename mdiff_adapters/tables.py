@@ -49,6 +49,8 @@ _LONE_ANGLE = re.compile(r"""<(?!!--|[/!]?[A-Za-z](?:[^<>"']|"[^"]*"|'[^']*')*>)
 # The limits of the HTML standard; without them one damaged attribute fills the memory.
 _MAX_COL_SPAN = 1000
 _MAX_ROW_SPAN = 65534
+# What spans may blow a table up to, rows times columns; further ones count as one column.
+_MAX_SLOTS = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,9 +385,8 @@ def parse_html(text: str) -> ParsedTable:
     if not any(reader.rows):
         caption = "".join(reader.outside).strip()
         return ParsedTable(table=None, text=caption, flags=_unique([*flags, "no_table"]))
-    cells, num_cols, ragged = _place(reader.rows)
-    if ragged:
-        flags.append("ragged")
+    cells, num_cols, found = _place(reader.rows)
+    flags += found
     caption = "".join(reader.outside).strip()
     table = Table(num_rows=len(reader.rows), num_cols=num_cols, cells=cells, caption=caption)
     return ParsedTable(table=table, flags=_unique(flags))
@@ -605,8 +606,13 @@ def _span(value: str | None, limit: int) -> int:
     return min(max(int(match.group(1)), 1), limit) if match else 1
 
 
-def _place(rows: list[list[_HtmlCell]]) -> tuple[tuple[Cell, ...], int, bool]:
-    """Give each cell the first free slot of its row; cells never overlap, holes become cells."""
+def _place(rows: list[list[_HtmlCell]]) -> tuple[tuple[Cell, ...], int, list[str]]:
+    """Give each cell the first free slot of its row; cells never overlap, holes become cells.
+
+    Returns:
+        The cells, the number of columns, and flags.
+    """
+    flags = []
     taken: dict[tuple[int, int], bool] = {}
     cells = []
     for row, sources in enumerate(rows):
@@ -618,6 +624,9 @@ def _place(rows: list[list[_HtmlCell]]) -> tuple[tuple[Cell, ...], int, bool]:
             while width < source.col_span and (row, col + width) not in taken:
                 width += 1
             height = min(source.row_span, len(rows) - row)
+            if width > 1 and (col + width) * len(rows) > _MAX_SLOTS:
+                width = 1
+                flags.append("repaired")
             cell = Cell(row=row, col=col, text=source.text, row_span=height, col_span=width,
                         is_header=source.is_header)  # fmt: skip
             cells.append(cell)
@@ -630,4 +639,4 @@ def _place(rows: list[list[_HtmlCell]]) -> tuple[tuple[Cell, ...], int, bool]:
         for col in range(num_cols)
         if (row, col) not in taken
     ]
-    return (*cells, *holes), num_cols, bool(holes)
+    return (*cells, *holes), num_cols, flags + ["ragged"] * bool(holes)

@@ -161,8 +161,8 @@ def record(
                 on_failed(f"page left out of the recording: {error}")
                 continue
             (page,) = reader.read([image], recorder, decode, SegmenterOptions())
-            if page.error is not None:
-                on_failed(page.error.message)
+            if page.errors:
+                on_failed("; ".join(record.message for record in page.errors))
             asked = recorder.take(image.stem, index)
             about = {"engine": recorder.name, "threshold": decode.threshold}
             name = f"{image.stem}_p{index + 1:04d}"

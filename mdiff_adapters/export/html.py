@@ -67,7 +67,9 @@ def page_to_html(
 ) -> str:
     """Return one page as a ``section`` element; options as in :func:`to_html`."""
     wrap_formula("", formula_delimiters)
-    lines = [f'<section id="page-{page.index + 1}" data-label="{html.escape(page.label)}">']
+    failed = ' data-status="failed"' if page.status == "failed" else ""
+    label = html.escape(page.label)
+    lines = [f'<section id="page-{page.index + 1}" data-label="{label}"{failed}>']
     told: set[str] = set()
     for block in page_blocks(page, include_furniture=include_furniture):
         # A list that something interrupts goes on in another block, without the id again.

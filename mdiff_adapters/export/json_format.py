@@ -217,6 +217,7 @@ def _error(error: ErrorRecord | None) -> dict[str, Any] | None:
         "stage": error.stage,
         "page": error.page,
         "region": error.region,
+        "severity": error.severity,
     }
 
 

@@ -183,6 +183,7 @@ class LineSegmenter:
                     message="no text line was found, though the page is not empty",
                     stage="segment",
                     page=plan.page.index,
+                    severity="info",
                 )
             )
             return
@@ -390,6 +391,7 @@ def _assemble(plan: _Page) -> ParsedPage:
     regions = tuple(_regions(plan))
     status: PageStatus = "ok" if regions else "blank"
     error = plan.error
+    _note_empty_lines(plan)
     if error is not None:
         status = "failed"
     elif any(
@@ -412,6 +414,20 @@ def _assemble(plan: _Page) -> ParsedPage:
         num_tokens=plan.num_tokens,
         num_forwards=plan.num_forwards,
     )
+
+
+def _note_empty_lines(plan: _Page) -> None:
+    """Note the lines that were read as nothing: specks and logos often, a whole page hardly."""
+    count, total = sum(not line.text and line.error is None for line in plan.lines), len(plan.lines)
+    if count:
+        plan.warnings.append(
+            ErrorRecord(
+                kind=PageError.__name__,
+                message=f"{count} of {total} lines were read as nothing",
+                page=plan.page.index,
+                severity="warning" if count == total else "info",
+            )
+        )
 
 
 def _page_error(plan: _Page) -> ErrorRecord:

@@ -11,12 +11,13 @@ import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from mdiff_adapters.document import (
+    CUT_SHORT,
     BBox,
     ErrorRecord,
     FinishReason,
@@ -24,6 +25,7 @@ from mdiff_adapters.document import (
     ParsedPage,
     Region,
     RegionType,
+    Severity,
 )
 from mdiff_adapters.engines.base import Answer, Request
 from mdiff_adapters.errors import ConfigError, EngineError
@@ -65,7 +67,6 @@ _CONTAINERS: frozenset[RegionType] = frozenset({"list", "equation_block"})
 _PICTURES: frozenset[RegionType] = frozenset({"image", "equation_block"})
 KEEPS_LINES: frozenset[RegionType] = frozenset({"list", "code", "algorithm"})
 """Types whose lines stay lines, whatever they look like."""
-_CUT_SHORT: frozenset[FinishReason] = frozenset({"length", "loop", "timeout"})
 _DIVIDED_WORD = re.compile(r"\w+[-\u2010]\s*\n\s*\w+")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 
@@ -234,20 +235,27 @@ def _plan_page(draft: _Draft) -> None:
     if answer is None:
         answer = draft.layout = _no_answer(f"p{page.index}layout")
     result = parse_layout(answer.text, page=page.index)
-    draft.warnings += [*result.refused, *result.repaired]
+    # Without any record the page is read as one text, so that nothing is missing.
+    severity: Severity = "warning" if result.records else "info"
+    refused = [replace(record, severity=severity) for record in result.refused]
+    draft.warnings += [*refused, *result.repaired]
     if answer.error is not None:
         draft.warnings.append(_error_record(answer.error, "layout", page.index))
     draft.is_incomplete = (
-        result.truncated or bool(result.refused) or answer.finish_reason in _CUT_SHORT
+        result.truncated or bool(result.refused) or answer.finish_reason in CUT_SHORT
     )
-    if result.truncated or answer.finish_reason in _CUT_SHORT:
+    if result.truncated or answer.finish_reason in CUT_SHORT:
         draft.warnings.append(
-            _warning(f"the layout answer is cut short ({answer.finish_reason})", page.index)
+            _warning(
+                f"the layout answer is cut short ({answer.finish_reason})", page.index, severity
+            )
         )
     if not result.records:
         draft.has_layout = False
         draft.warnings.append(
-            _warning(f"the layout answer has no usable record: {answer.text!r}", page.index)
+            _warning(
+                f"the layout answer has no usable record: {answer.text!r}", page.index, severity
+            )
         )
         whole = LayoutRecord(bbox=BBox(0.0, 0.0, 1.0, 1.0), type="text")
         draft.plans = [_Plan(f"p{page.index}r0", 0, whole, "text", flags=["whole_page"])]
@@ -270,7 +278,7 @@ def _merge_duplicates(plans: list[_Plan], draft: _Draft) -> list[_Plan]:
         key = (plan.bbox, plan.task is None)
         if key in seen:
             message = f"duplicate of an earlier box, merged: {plan.record.raw!r}"
-            draft.warnings.append(_warning(message, draft.page.index))
+            draft.warnings.append(_warning(message, draft.page.index, "info"))
         else:
             seen.add(key)
             kept.append(plan)
@@ -447,7 +455,7 @@ def _status(draft: _Draft, regions: tuple[Region, ...]) -> tuple[PageStatus, Err
         return "failed", errors[0]
     if not draft.has_layout:
         return "layout_failed", None
-    if draft.is_incomplete or errors or any(r.finish_reason in _CUT_SHORT for r in asked):
+    if draft.is_incomplete or errors or any(r.finish_reason in CUT_SHORT for r in asked):
         return "partial", None
     return "ok", None
 
@@ -564,5 +572,7 @@ def _error_record(
     )
 
 
-def _warning(message: str, page: int) -> ErrorRecord:
-    return ErrorRecord(kind="RegionError", message=message, stage="layout", page=page)
+def _warning(message: str, page: int, severity: Severity = "warning") -> ErrorRecord:
+    return ErrorRecord(
+        kind="RegionError", message=message, stage="layout", page=page, severity=severity
+    )

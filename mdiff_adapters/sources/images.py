@@ -285,5 +285,6 @@ def _fit(
         f"{limits.max_pixels} pixels",
         stage="render",
         page=index,
+        severity="info",
     )
     return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0), (record,)

@@ -21,7 +21,7 @@ from mdiff_adapters.sources.sniffing import HEAD_BYTES, display_name, safe_stem,
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["SourceInput", "open_source"]
+__all__ = ["SourceInput", "fetch", "fetch_url", "open_source"]
 
 SourceInput = Any
 """Path (str or os.PathLike), URL, bytes, binary file object or PIL image."""
@@ -59,6 +59,7 @@ def open_source(
         UnsupportedDocumentError: If it is a folder, or a kind that is not read.
         InputTooLargeError: If an image is too large to decode.
         ConfigError: If the selection or the limits are wrong.
+        ImportError: If it is a URL and fsspec is not installed.
     """
     limits = limits or SourceLimits()
     if _is_pil_image(source):
@@ -121,9 +122,10 @@ def _open_bytes(source: SourceInput, fs: Any) -> tuple[BinaryIO, str]:
         )
     path = os.fsdecode(source)
     if fs is not None:
-        return _open_on(fs, path, display_name(path))
+        title = display_name(path)
+        return io.BytesIO(fetch(fs, path, title)), title
     if "://" in path:
-        return _open_url(path)
+        return io.BytesIO(fetch_url(path)), path
     return _open_path(path)
 
 
@@ -170,12 +172,19 @@ def _read_file_object(source: Any) -> tuple[BinaryIO, str]:
     return io.BytesIO(data), title
 
 
-def _open_url(url: str) -> tuple[BinaryIO, str]:
+def fetch_url(url: str) -> bytes:
+    """Return the content of a URL.
+
+    Raises:
+        ImportError: If fsspec is not installed.
+        ConfigError: If the file system that it needs is not installed.
+        DocumentError: As :func:`fetch`.
+    """
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ConfigError(
-            "URLs need fsspec", hint='pip install "mdiff-adapters[fsspec]"', source=url
+        raise ImportError(
+            'URLs need fsspec: pip install "mdiff-adapters[fsspec]"', name="fsspec"
         ) from error
     try:
         fs, path = url_to_fs(url)
@@ -184,17 +193,30 @@ def _open_url(url: str) -> tuple[BinaryIO, str]:
             f"no file system for this URL: {error}", hint="install the fsspec package it names",
             source=url,
         ) from error  # fmt: skip
-    return _open_on(fs, path, url)
+    return fetch(fs, path, url)
 
 
-def _open_on(fs: Any, path: str, title: str) -> tuple[BinaryIO, str]:
+def fetch(fs: Any, path: str, title: str) -> bytes:
+    """Return the content of a file on an fsspec file system.
+
+    Args:
+        fs: The file system.
+        path: Path on it.
+        title: What to call it in errors.
+
+    Raises:
+        DocumentNotFoundError: If there is no such file.
+        UnsupportedDocumentError: If it is a folder.
+        DocumentError: If it cannot be fetched.
+    """
     try:
         if fs.isdir(path):
             raise UnsupportedDocumentError(
                 "this is a folder", hint="give the files in it one by one", source=title
             )
         # Remote files seek by requests; PDFs seek a lot, so the whole file is fetched once.
-        return io.BytesIO(fs.cat_file(path)), title
+        data: bytes = fs.cat_file(path)
+        return data
     except FileNotFoundError as error:
         raise DocumentNotFoundError(
             "there is no such file", hint="check the path", source=title

@@ -204,6 +204,7 @@ class PdfSource(DocumentSource):
                 f"{self._limits.max_pixels} pixels",
                 stage="render",
                 page=index,
+                severity="info",
             )
 
 
@@ -212,7 +213,13 @@ def _open_pdf(file: BinaryIO, password: str | None, source: str) -> Any:
     # that does not exist sets one that our own files never do.
     pdfium_raw.FPDF_LoadDocument(b"", None)
     try:
-        return pdfium.PdfDocument(file, password=password)
+        try:
+            return pdfium.PdfDocument(file)
+        except pdfium.PdfiumError:
+            if password is None:
+                raise
+            # After a try without: where none is needed to read, PDFium refuses a wrong one.
+            return pdfium.PdfDocument(file, password=password)
     except pdfium.PdfiumError as error:
         raise _open_error(error, password is not None, source) from error
     except (ValueError, OSError) as error:  # a password with a zero byte, a failing file system

@@ -138,5 +138,5 @@ def report_page(conv_res: ConversionResult, stage: str, page_no: int, parsed: Pa
         return
     broken = parsed.status == "layout_failed"
     for warning in parsed.warnings:
-        if warning.stage == "layout" and (broken or "cut short" in warning.message):
+        if warning.stage == "layout" and (broken or warning.severity != "info"):
             record_error(conv_res, stage, page_no, warning.message)

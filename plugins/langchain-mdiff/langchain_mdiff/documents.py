@@ -22,8 +22,8 @@ from mdiff_adapters.provenance import (
     blocks_json,
     file_blocks_json,
     file_metadata,
-    page_error,
     page_selection,
+    pages_error,
     stable_id,
 )
 
@@ -165,10 +165,5 @@ def _elements(
 
 
 def _errors(*pages: ParsedPage) -> dict[str, str]:
-    # Not by label: a file may give several pages the same one.
-    found = [(page.label, error) for page in pages if (error := page_error(page)) is not None]
-    if not found:
-        return {}
-    if len(pages) == 1:
-        return {"mdiff_error": found[0][1]}
-    return {"mdiff_error": "; ".join(f"page {label}: {error}" for label, error in found)}
+    error = pages_error(pages)
+    return {} if error is None else {"mdiff_error": error}

@@ -23,6 +23,7 @@ from langchain_mdiff.documents import (
 from mdiff_adapters.engines import Engine, EngineSpec
 from mdiff_adapters.errors import ConfigError, EngineUnavailableError, ImageError, MDiffError
 from mdiff_adapters.provenance import read_input
+from mdiff_adapters.sources.sniffing import display_name
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class MDiffBlobParser(BaseBlobParser):
         content = read_input(blob.as_bytes() if in_memory else blob.path)
         known = dict(blob.metadata)
         if blob.source is not None:
-            known["source"] = str(blob.source)
+            known["source"] = display_name(str(blob.source))
             content = replace(content, name=known["source"])
         yield from load_documents(self._parser, content, self._form, known)
 

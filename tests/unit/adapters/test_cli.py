@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 
 from mdiff_adapters.cli import _with_progress, app
 from mdiff_adapters.document import ParsedDocument
+from mdiff_adapters.engines import Answer, Request
+from mdiff_adapters.errors import EngineError
 from mdiff_adapters.host import list_plugins
 from mdiff_adapters.parser import DocumentParser
-from mdiff_adapters.testing import sample_pdf
+from mdiff_adapters.testing import ScriptedEngine, sample_pdf
 
 PdfMaker = Callable[..., bytes]
 
@@ -157,6 +159,18 @@ def test_passwords(tmp_path: Path) -> None:
     assert "does not open" in wrong.stderr
     assert "falsch-9" not in wrong.stderr
     assert parse(path, "--password", "geheim-7").stdout == "Text of page 1\n"
+
+
+def test_a_password_that_is_not_needed_is_ignored(tmp_path: Path) -> None:
+    """Also where the file has an owner's password, as those do that may not be printed."""
+    import pypdf
+
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(sample_pdf(1)))
+    writer.encrypt(user_password="", owner_password="besitz-1", algorithm="AES-256")
+    for name, data in (("plain.pdf", sample_pdf(1)), ("owned.pdf", None)):
+        path = tmp_path / name
+        writer.write(path) if data is None else path.write_bytes(data)
+        assert parse(path, "--password", "geheim-7").stdout == "Text of page 1\n"
 
 
 @pytest.mark.parametrize(
@@ -301,14 +315,18 @@ def test_an_unknown_engine_is_one_clear_line(three: Path) -> None:
     assert "nosuchkind" in result.stderr
 
 
-def test_output_that_cannot_be_written_is_one_clear_line(three: Path, tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_one_clear_line_before_any_work(
+    three: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = tmp_path / "file"
     taken.write_text("x")
-    below = parse(three, "-o", taken / "out.md", "-q")
-    assert below.exit_code == 1
-    [line] = below.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert str(taken) in line
+    asked: list[str] = []
+    monkeypatch.setattr(DocumentParser, "open", lambda *_, **__: asked.append("opened"))
+    for option, below in (("-o", taken / "out.md"), ("--layout-image", taken / "x" / "y.png")):
+        result = parse(three, option, below, "-q")
+        assert (result.exit_code, asked) == (2, [])
+        [line] = result.stderr.splitlines()
+        assert line.startswith(f"error: {below} cannot be written: {taken} is a file")
     several = parse(three, three, "-o", taken, "-q")
     assert several.exit_code == 2
     assert "folder" in several.stderr
@@ -340,6 +358,68 @@ def test_layouts_are_drawn_into_a_folder(three: Path, tmp_path: Path) -> None:
     assert parse(three, other, "--layout-image", tmp_path / "a.jpg", "-q").exit_code == 0
     assert (tmp_path / "a-three-2.jpg").is_file()
     assert (tmp_path / "a-three-p0003.jpg").is_file()
+
+
+def test_documents_are_not_written_over(tmp_path: Path) -> None:
+    scan, several = tmp_path / "scan.png", tmp_path / "scan-p0001.png"
+    for path in (scan, several):
+        Image.new("RGB", (60, 60), "white").save(path)
+    pages = tmp_path / "scan.tif"
+    frames = [Image.new("L", (60, 60), level) for level in (0, 255)]
+    frames[0].save(pages, save_all=True, append_images=frames[1:])
+    before = [path.read_bytes() for path in (scan, several)]
+    for arguments in (
+        (scan, "-o", scan),
+        (scan, "--layout-image", tmp_path),
+        (scan, "--layout-image", tmp_path / "sub" / ".." / "scan.png"),
+        # Only while it is written is it known that there are several pages.
+        (pages, several, "--layout-image", tmp_path),
+    ):
+        result = parse(*arguments, "-q")
+        assert result.exit_code != 0, arguments
+        assert "would be written over" in result.stderr
+    assert [path.read_bytes() for path in (scan, several)] == before
+    assert parse(scan, "--layout-image", f"{tmp_path}/drawn/", "-q").exit_code == 0
+
+
+def test_skipped_pages_are_reported_too(make_pdf: PdfMaker, tmp_path: Path) -> None:
+    path = tmp_path / "two.pdf"
+    path.write_bytes(make_pdf(["/MediaBox [0 0 144 144]", ""]))
+    result = parse(path, "-q", "--on-error", "skip", "-f", "json")
+    assert result.exit_code == 1
+    assert f"error: {path}, page 2: " in result.stderr
+    assert [page["index"] for page in json.loads(result.stdout)["pages"]] == [0]
+
+
+def test_what_a_page_lost_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that failed or was cut short is missing from a markdown that looks whole."""
+    layout = "".join(
+        f"<|box_start|>{box}<|box_end|><|ref_start|>{kind}<|ref_end|><|rotate_up|>"
+        for box, kind in (("050 050 950 300", "text"), ("050 350 950 900", "table"))
+    )
+    answer: Answer
+
+    def script(request: Request) -> str | Answer:
+        if request.task == "layout":
+            return layout
+        return "Hello" if request.task == "text" else dataclasses.replace(answer, id=request.id)
+
+    path = tmp_path / "scan.png"
+    scan = Image.new("L", (100, 100), "white")
+    scan.paste(0, (10, 10, 90, 80))
+    scan.save(path)
+    engine = ScriptedEngine(script)
+    monkeypatch.setattr(DocumentParser, "engine", property(lambda _: engine))
+    answer = Answer(id="", finish_reason="error", error=EngineError("boom"))
+    result = parse(path, "-q")
+    assert (result.exit_code, result.stdout) == (1, "Hello\n")
+    assert result.stderr.splitlines() == [f"error: {path}, page 1: boom"]
+    answer = Answer(id="", text="<fcel>a<fcel>", finish_reason="length")
+    result = parse(path, "-q")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        f"warning: {path}, page 1: region p0r1: the answer is cut short (length)"
+    ]
 
 
 def test_plugins_as_a_table_and_as_json() -> None:

@@ -510,6 +510,15 @@ def test_lines_that_read_as_nothing_are_left_out() -> None:
     page = read(image, FixedDetector(*boxes), engine)
     assert [region.text for region in page.regions] == ["one line"]
     assert page.status == "ok"
+    assert [note.message for note in page.warnings] == ["1 of 2 lines were read as nothing"]
+    assert page.problems == ()
+
+
+def test_a_page_whose_lines_all_read_as_nothing_is_no_ordinary_blank() -> None:
+    image, boxes = draw((50, 50, "one line"), (50, 250, "another"))
+    page = read(image, FixedDetector(*boxes), scripted(lambda request: ""))
+    assert (page.status, page.regions) == ("blank", ())
+    assert [note.message for note in page.problems] == ["2 of 2 lines were read as nothing"]
 
 
 def test_a_detector_that_breaks_on_one_page_keeps_the_others() -> None:

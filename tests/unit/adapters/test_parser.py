@@ -23,6 +23,7 @@ from mdiff_adapters.engines import Answer, Capabilities, DecodeConfig, Engine, R
 from mdiff_adapters.errors import (
     ConfigError,
     CorruptDocumentError,
+    DocumentError,
     DocumentNotFoundError,
     EngineError,
     InputTooLargeError,
@@ -181,8 +182,6 @@ def test_closing_the_stream_closes_the_file(tmp_path: Path) -> None:
     document.close()
     document.close()
     assert str(path) not in open_files()
-    with pytest.raises(StopIteration):
-        next(document)
 
 
 def test_an_exception_of_the_consumer_closes_the_file(tmp_path: Path) -> None:
@@ -271,6 +270,36 @@ def test_pages_not_tried_are_those_that_were_selected(
     message = document.pages[-1].error.message
     assert ("not tried" in message) == bool(left)
     assert not left or f"the last {left} were" in message
+
+
+def test_skipping_tells_that_a_document_was_given_up(make_pdf: PdfMaker) -> None:
+    """The good pages behind the broken ones are not read, which must not look like their end."""
+    data = make_pdf([GOOD, *[""] * 5, GOOD])
+    parser = DocumentParser(ScriptedEngine(), max_failed_pages=3, on_error="skip")
+    good, last = parser.parse(data).pages
+    assert (good.index, good.status, last.index, last.status) == (0, "ok", 3, "failed")
+    assert last.error is not None
+    assert "the last 3 were not tried" in last.error.message
+
+
+def test_raise_raises_what_the_layout_failed_of() -> None:
+    def script(request: Request) -> str:
+        if request.task == "layout":
+            raise EngineError("out of memory")
+        return "all of it"
+
+    page = DocumentParser(ScriptedEngine(script)).parse(sample_pdf(1)).pages[0]
+    assert (page.status, page.to_markdown()) == ("layout_failed", "all of it")
+    assert [error.message for error in page.errors] == ["out of memory"]
+    with pytest.raises(EngineError, match="out of memory"):
+        DocumentParser(ScriptedEngine(script), on_error="raise").parse(sample_pdf(1))
+
+
+def test_a_closed_stream_is_not_an_empty_document() -> None:
+    with DocumentParser(ScriptedEngine()).open(sample_pdf(2), name="two.pdf") as stream:
+        next(stream)
+    with pytest.raises(DocumentError, match=r"two\.pdf: the document is closed"):
+        next(stream)
 
 
 def test_single_failures_do_not_add_up(make_pdf: PdfMaker) -> None:

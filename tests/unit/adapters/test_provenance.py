@@ -8,11 +8,12 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
-from mdiff_adapters.errors import ConfigError, DocumentNotFoundError
+from mdiff_adapters.errors import ConfigError, DocumentError, DocumentNotFoundError
 from mdiff_adapters.provenance import read_input, stable_id
 
 
@@ -70,6 +71,34 @@ def test_what_is_no_document() -> None:
         read_input("nosuchprotocol://x/y")
     with pytest.raises(DocumentNotFoundError, match="memory://no/such"):
         read_input("memory://no/such")
+
+
+def test_what_a_file_system_raises_is_a_document_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the parser: aiohttp and the clients of stores have errors of their own."""
+
+    class Forbidden(Exception):
+        status = 403
+
+    def refuse(*_: Any, **__: Any) -> bytes:
+        raise Forbidden("no")
+
+    fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(fs), "cat_file", refuse)
+    fs.pipe("/secret.pdf", b"x")
+    with pytest.raises(DocumentError, match=r"memory://secret\.pdf: cannot be fetched: no"):
+        read_input("memory://secret.pdf")
+    with pytest.raises(DocumentError, match=r"secret\.pdf: cannot be fetched: no"):
+        read_input("/secret.pdf", fs=fs)
+    fs.rm("/secret.pdf")
+
+
+def test_a_path_of_bytes_is_a_path(tmp_path: Path) -> None:
+    class Bytes:
+        def __fspath__(self) -> bytes:
+            return bytes(tmp_path / "a.bin")
+
+    (tmp_path / "a.bin").write_bytes(b"content")
+    assert read_input(Bytes()) == read_input(tmp_path / "a.bin")
 
 
 def test_urls_without_fsspec_give_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,18 @@ def test_ragged_rows_are_padded_c4() -> None:
     assert parsed.flags == ("ragged",)
 
 
+@pytest.mark.parametrize("num_rows", [12, 40, 300])
+def test_spans_do_not_fill_the_memory(num_rows: int) -> None:
+    """Rows that each claim a thousand columns beside those of the rows above them."""
+    row = '<tr><td rowspan="100" colspan="1000">a</td></tr>'
+    parsed = parse_html(f"<table>{row * num_rows}</table>")
+    assert parsed.table is not None
+    assert parsed.table.num_rows == num_rows
+    assert parsed.table.num_rows * parsed.table.num_cols <= 100_000
+    assert "repaired" in parsed.flags
+    assert [cell.text for cell in parsed.table.cells].count("a") == num_rows
+
+
 def test_two_dimensional_span_c5() -> None:
     table = Table.from_otsl("<fcel>a<lcel><fcel>b<nl><ucel><xcel><fcel>c<nl>")
     assert table.cells[0] == Cell(row=0, col=0, text="a", row_span=2, col_span=2)

@@ -21,7 +21,7 @@ from langchain_core.document_loaders import Blob
 from PIL import Image
 
 from langchain_mdiff import MDiffBlobParser, MDiffImageParser, MDiffLoader
-from mdiff_adapters.engines import EngineSpec, Request
+from mdiff_adapters.engines import Answer, EngineSpec, Request
 from mdiff_adapters.errors import (
     ConfigError,
     MDiffError,
@@ -234,6 +234,27 @@ def test_a_failed_region_is_told_and_the_rest_kept(scan: Path) -> None:
     [document] = load(scan, script)
     assert "A paragraph." in document.page_content
     assert "too wide" in document.metadata["mdiff_error"]
+
+
+def test_an_answer_that_is_cut_short_is_told(scan: Path) -> None:
+    def script(request: Request) -> str | Answer:
+        if request.task == "table":
+            return Answer(id=request.id, text="<fcel>a<fcel>", finish_reason="length")
+        return rich(request)
+
+    [document] = load(scan, script)
+    assert "the answer is cut short (length)" in document.metadata["mdiff_error"]
+
+
+def test_a_layout_that_failed_is_told_and_the_page_kept(pdf: Path) -> None:
+    def script(request: Request) -> str:
+        if request.task == "layout":
+            raise RuntimeError("device lost")
+        return "the whole page"
+
+    documents = load(pdf, script)
+    assert [d.page_content for d in documents] == ["the whole page"] * 3
+    assert all("device lost" in d.metadata["mdiff_error"] for d in documents)
 
 
 # -- what goes in -------------------------------------------------------------------------------

@@ -208,6 +208,20 @@ def test_s2_generic_loader(folder: Path) -> None:
     assert len(documents) == 4
 
 
+def test_s2_names_that_are_no_text_can_be_stored(tmp_path: Path) -> None:
+    path = tmp_path / "report-\udcff.pdf"
+    try:
+        path.write_bytes(sample_pdf(1))
+    except (OSError, UnicodeEncodeError):
+        pytest.skip("this file system takes no such names")
+    loader = GenericLoader.from_filesystem(
+        tmp_path, glob="*.pdf", parser=MDiffBlobParser(engine="scripted:")
+    )
+    [document] = loader.load()
+    assert document.metadata["source"] == str(tmp_path / r"report-\udcff.pdf")
+    json.dumps(document.metadata, ensure_ascii=False).encode()
+
+
 def test_s3_mime_type_based_parser(folder: Path) -> None:
     ours = MDiffBlobParser(engine=ScriptedEngine())
     parser = MimeTypeBasedParser({"application/pdf": ours, "image/png": ours})

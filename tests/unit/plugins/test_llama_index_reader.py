@@ -130,6 +130,21 @@ def test_a_failed_page_is_not_skipped_as_empty(pdf: Path) -> None:
     assert "mdiff_error" in documents[1].excluded_llm_metadata_keys
 
 
+def test_the_name_of_a_url_has_no_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signed links carry their key there, and the name is shown to models."""
+    fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(fs), "cat_file", lambda *_, **__: sample_pdf(1))
+    [document] = MDiffReader(engine=ScriptedEngine()).load_data(
+        "memory://a/my%20report.pdf?Signature=SECRET/xyz"
+    )
+    assert document.metadata["file_name"] == "my report.pdf"
+
+
+def test_memory_is_one_document() -> None:
+    [document] = MDiffReader(engine=ScriptedEngine()).load_data(memoryview(sample_pdf(1)))
+    assert document.text == "Text of page 1"
+
+
 def test_a_page_whose_only_text_failed_is_not_skipped_as_empty(tmp_path: Path) -> None:
     def script(request: Request) -> str:
         if request.task == "layout":

@@ -6,8 +6,9 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from urllib.parse import unquote, urlsplit
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
 from llama_index.core.readers.base import BasePydanticReader
@@ -27,8 +28,8 @@ from mdiff_adapters.provenance import (
     Input,
     blocks_json,
     file_blocks_json,
-    page_error,
     page_selection,
+    pages_error,
     read_input,
     stable_id,
 )
@@ -258,7 +259,7 @@ class MDiffReader(BasePydanticReader):
         with ExitStack() as stack:
             document = stack.enter_context(parser.open(content.source, name=content.name))
             pictures = stack.enter_context(self._open_pictures(content, parser))
-            shown: dict[str, Any] = {"file_name": PurePath(document.source).name}
+            shown: dict[str, Any] = {"file_name": _file_name(document.source)}
             if document.metadata.get("title"):
                 shown["title"] = document.metadata["title"]
             if self._whole_files:
@@ -274,7 +275,7 @@ class MDiffReader(BasePydanticReader):
                 return
             for page in document:
                 text = self._text(page)
-                if self.skip_empty and not text.strip() and page_error(page) is None:
+                if self.skip_empty and not text.strip() and pages_error([page]) is None:
                     continue
                 labelled = {"page_label": page.label, **shown}
                 one = self._document(content, page.index, text, labelled, extra_info, page)
@@ -327,9 +328,9 @@ class MDiffReader(BasePydanticReader):
         *pages: ParsedPage,
     ) -> Document:
         hidden: dict[str, Any] = {}
-        errors = [error for page in pages if (error := page_error(page)) is not None]
-        if errors:
-            hidden["mdiff_error"] = "; ".join(errors)
+        error = pages_error(pages)
+        if error is not None:
+            hidden["mdiff_error"] = error
         if self.include_blocks:
             blocks = file_blocks_json(pages) if self._whole_files else blocks_json(pages[0])
             hidden["mdiff_blocks"] = blocks
@@ -374,8 +375,14 @@ def _png(image: Image.Image) -> MediaResource:
     return MediaResource(data=buffer.getvalue(), mimetype="image/png")
 
 
+def _file_name(source: str) -> str:
+    """Return the file's name; of a URL without its query, which may hold a key."""
+    if "://" in source:
+        return unquote(PurePosixPath(urlsplit(source).path).name)
+    return PurePath(source).name
+
+
 def _each(given: Any) -> Iterator[Any]:
-    one = isinstance(given, (str, os.PathLike, PurePath, bytes, bytearray)) or hasattr(
-        given, "read"
-    )
+    kinds = (str, os.PathLike, PurePath, bytes, bytearray, memoryview)
+    one = isinstance(given, kinds) or hasattr(given, "read")
     return iter((given,) if one else given)
