@@ -14,15 +14,15 @@ from typing import cast, get_args
 
 from mdiff_adapters.document import BBox, ErrorRecord, RegionType
 from mdiff_adapters.text import cut_at_stop
+from mdiff_core.protocol import ROTATIONS
 
-__all__ = ["LayoutRecord", "LayoutResult", "format_record", "parse_layout"]
+__all__ = ["LayoutRecord", "LayoutResult", "parse_layout"]
 
 MAX_OVERSHOOT_PERMILLE = 20
 """How far outside of the page a coordinate may be and still be taken as the page's edge."""
 
 _TYPES = frozenset(get_args(RegionType)) - {"other"}
-_ANGLES = {"up": 0, "right": 90, "down": 180, "left": 270}
-_TURNS = {angle: turn for turn, angle in _ANGLES.items()}
+_ANGLES = {turn: angle for angle, turn in ROTATIONS.items()}
 
 # The start of a record: a box with both marks, with its first mark missing, or a lone first mark.
 _START = re.compile(r"(?:<\|box_start\|>)?[^<\n]*<\|box_end\|>|<\|box_start\|>")
@@ -52,20 +52,6 @@ class LayoutRecord:
     raw_label: str | None = None
     angle: int = 0
     raw: str = ""
-
-
-def format_record(corners: str, label: str, angle: int) -> str:
-    """Return one region in the words of a layout answer.
-
-    Args:
-        corners: x0, y0, x1, y1 in thousandths of the page, with blanks between.
-        label: Region type, or the model's own word.
-        angle: As in :class:`LayoutRecord`.
-    """
-    return (
-        f"<|box_start|>{corners}<|box_end|><|ref_start|>{label}<|ref_end|>"
-        f"<|rotate_{_TURNS[angle]}|>"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from mdiff_adapters.formulas import escape_dollars
+from mdiff_core.protocol import END_TOKENS
 
 __all__ = [
     "Loop",
@@ -23,7 +24,6 @@ __all__ = [
     "unwrap_lines",
 ]
 
-STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 _SPECIAL = re.compile(r"<\|[^<>|\n]{0,64}\|>")
 # The tail of an answer that was cut inside a token: `<|im_`, `<|im_end|`. A lone `<` may be text.
@@ -76,7 +76,7 @@ class Loop:
 
 def cut_at_stop(text: str) -> str:
     """Return what stands before the earliest stop token of any kind."""
-    ends = [end for token in STOP_TOKENS if (end := text.find(token)) >= 0]
+    ends = [end for token in END_TOKENS if (end := text.find(token)) >= 0]
     return text[: min(ends)] if ends else text
 
 

@@ -15,15 +15,7 @@ from tokenizers import Tokenizer
 from mdiff_core.config import Task
 from mdiff_core.errors import CheckpointError
 from mdiff_core.models.config import read_json
-
-SYSTEM_PROMPT = "You are a helpful assistant."
-TASK_PROMPTS: dict[Task, str] = {
-    "layout": "\nLayout Detection:",
-    "text": "\nText Recognition:",
-    "table": "\nTable Recognition:",
-    "formula": "\nFormula Recognition:",
-}
-END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+from mdiff_core.protocol import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
 
 
 class Codec:

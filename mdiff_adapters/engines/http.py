@@ -32,7 +32,7 @@ from mdiff_adapters.errors import (
     MDiffError,
 )
 from mdiff_core.config import strict_from_dict
-from mdiff_core.prompts import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
+from mdiff_core.protocol import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
 
 if TYPE_CHECKING:
     import httpx

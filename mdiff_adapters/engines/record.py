@@ -30,7 +30,7 @@ from mdiff_adapters.errors import ConfigError, DocumentError
 from mdiff_adapters.exits import FailedPages
 from mdiff_adapters.export import page_to_markdown
 from mdiff_adapters.export.text import region_text
-from mdiff_adapters.layout import format_record, parse_layout
+from mdiff_adapters.layout import parse_layout
 from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_segmenter
 from mdiff_adapters.segmenters.model import KEEPS_LINES
 from mdiff_adapters.sources import SourceLimits, open_source
@@ -38,6 +38,7 @@ from mdiff_adapters.sources.base import check_page_selection
 from mdiff_adapters.sources.sniffing import display_name
 from mdiff_adapters.text import unwrap_lines
 from mdiff_core.closing import ClosedOnExit
+from mdiff_core.protocol import format_record
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -22,7 +22,7 @@ from mdiff_adapters.engines.shared import SpecEngine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import CheckpointError, ConfigError, EngineError
 from mdiff_core.config import strict_from_dict
-from mdiff_core.prompts import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
+from mdiff_core.protocol import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
 
 MASK_TOKEN = "<|MASK|>"
 

@@ -23,11 +23,11 @@ from mdiff_adapters.evaluation.metrics import (
 )
 from mdiff_adapters.text import strip_special_tokens
 from mdiff_core.config import TASKS, Task
+from mdiff_core.protocol import LAYOUT_SIZE_PX
 from mdiff_core.segments import prepare_line
 
 __all__ = ["Crop", "Reading", "Score", "load_crops", "read_crops", "score"]
 
-LAYOUT_PX = 1036
 _FINISHED = ("stop", "empty")
 
 
@@ -121,7 +121,7 @@ def load_crops(folder: Path, *, tasks: Sequence[Task] = TASKS, every: int = 1) -
     for record in records[::every]:
         image = load_record(record)
         if record.task == "layout":
-            image = image.resize((LAYOUT_PX, LAYOUT_PX), Image.Resampling.BICUBIC)
+            image = image.resize((LAYOUT_SIZE_PX, LAYOUT_SIZE_PX), Image.Resampling.BICUBIC)
         yield Crop(record.image.name, image, record.text, record.task)
 
 

@@ -33,14 +33,14 @@ from mdiff_adapters.formulas import check_latex, strip_delimiters
 from mdiff_adapters.layout import LayoutRecord, parse_layout
 from mdiff_adapters.tables import Table, parse_table_answer
 from mdiff_adapters.text import find_loop, strip_special_tokens, unwrap_lines
+from mdiff_core.protocol import LAYOUT_SIZE_PX
 
 if TYPE_CHECKING:
     from mdiff_adapters.engines.base import DecodeConfig, Engine, Task
     from mdiff_adapters.segmenters.base import PageImage, SegmenterOptions
 
-__all__ = ["KEEPS_LINES", "LAYOUT_SIZE_PX", "ModelSegmenter"]
+__all__ = ["KEEPS_LINES", "ModelSegmenter"]
 
-LAYOUT_SIZE_PX = 1036
 """Both sides of the page image that the layout task was trained on."""
 INSIDE_SHARE = 0.9
 """Share of a box inside another from which on the other one tells its content."""

@@ -21,6 +21,7 @@ from mdiff_core.errors import CheckpointError
 from mdiff_core.imaging import Patches, to_patches
 from mdiff_core.models.config import ModelConfig
 from mdiff_core.prompts import Codec
+from mdiff_core.protocol import END_TOKENS
 from mdiff_core.training.config import ObjectiveConfig
 from mdiff_core.training.data.sample import Sample, generator
 
@@ -188,9 +189,9 @@ class Encoder:
         self, config: ModelConfig, codec: Codec, objective: ObjectiveConfig, seed: int
     ) -> None:
         self._config, self._codec, self._objective, self._seed = config, codec, objective, seed
-        end, fill = codec.token_id("<|im_end|>"), codec.token_id("<|endoftext|>")
+        end, fill = map(codec.token_id, END_TOKENS)
         if end is None or fill is None:
-            raise CheckpointError("training needs the tokens <|im_end|> and <|endoftext|>")
+            raise CheckpointError(f"training needs the tokens {' and '.join(END_TOKENS)}")
         self._end, self._fill = end, fill
 
     def encode(self, sample: Sample, index: int) -> Example:

@@ -10,6 +10,8 @@ from docling.datamodel.stage_model_specs import ApiModelConfig, StageModelPreset
 from docling.datamodel.vlm_engine_options import ApiVlmEngineOptions
 from docling.models.inference_engines.vlm import VlmEngineType
 
+from mdiff_core.protocol import END_TOKENS, TASK_PROMPTS
+
 PRESET_ID = "mineru_diffusion"
 """``VlmConvertOptions.from_preset(...)``, and ``docling --pipeline vlm --vlm-model ...``."""
 
@@ -36,11 +38,11 @@ def register_preset() -> None:
             model_spec=VlmModelSpec(
                 name="MinerU-Diffusion-V1-0320-2.5B",
                 default_repo_id=MODEL,
-                prompt="\nLayout Detection:",
+                prompt=TASK_PROMPTS["layout"],
                 response_format=ResponseFormat.MINERU2,
                 supported_engines={VlmEngineType.API},
                 max_new_tokens=_MAX_TOKENS,
-                stop_strings=["<|im_end|>", "<|endoftext|>"],
+                stop_strings=list(END_TOKENS),
                 api_overrides={VlmEngineType.API: ApiModelConfig(params=dict(_PARAMS))},
             ),
             scale=2.0,

@@ -18,8 +18,8 @@ from docling_mdiff.engine import GivenLayout, StageEngine
 from docling_mdiff.pages import Shot
 from mdiff_adapters.document import BBox, ErrorRecord, ParsedPage, Region, RegionType
 from mdiff_adapters.engines import DecodeConfig, Engine
-from mdiff_adapters.layout import format_record
 from mdiff_adapters.segmenters import SegmenterOptions, choose_segmenter, get_segmenter
+from mdiff_core.protocol import format_record
 
 logger = logging.getLogger(__name__)
 

@@ -30,10 +30,11 @@ from PIL import Image
 from mdiff_core.config import TASKS, Capabilities, Task
 from mdiff_core.errors import ConfigError, ImageError
 from mdiff_core.imaging import upright_rgb
+from mdiff_core.protocol import LAYOUT_SIZE_PX, ROTATIONS
 from mdiff_core.segments import Piece, cut_line, ink_columns, prepare_piece
 from mdiff_core.training.config import check_types
 from mdiff_core.training.data.jsonl import read_json_lines
-from mdiff_core.training.data.pages import ROTATIONS, layout_record
+from mdiff_core.training.data.pages import layout_record
 from mdiff_core.training.data.sample import Gray, Sample, epoch_order
 
 __all__ = ["FolderOptions", "FolderSource", "Record", "load_record", "read_labels", "split_line"]
@@ -59,7 +60,7 @@ class FolderOptions:
     """
 
     path: str
-    layout_px: int = 1036
+    layout_px: int = LAYOUT_SIZE_PX
     layout: bool = True
     shuffle: bool = True
 

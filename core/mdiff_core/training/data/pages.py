@@ -6,13 +6,14 @@ the crop that inference would cut out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mdiff_core.config import Task
+from mdiff_core.protocol import LAYOUT_SIZE_PX, format_record
 from mdiff_core.training.config import require
 from mdiff_core.training.data.effects import GRADES, damage
 from mdiff_core.training.data.fonts import Font
@@ -30,11 +31,6 @@ from mdiff_core.training.data.sample import Gray, Sample, generator
 
 Rng = np.random.Generator
 
-ROTATIONS: Mapping[int, str] = {
-    0: "<|rotate_up|>", 90: "<|rotate_right|>", 180: "<|rotate_down|>", 270: "<|rotate_left|>"
-}  # fmt: skip
-"""The layout answer's word for the degrees counter-clockwise that make a region upright."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOptions(RegionOptions):
@@ -49,7 +45,7 @@ class PageOptions(RegionOptions):
 
     sizes_px: tuple[int, int] = (16, 24)
     page_px: tuple[int, int] = (1240, 1754)
-    layout_px: int = 1036
+    layout_px: int = LAYOUT_SIZE_PX
     layout_share: float = 0.5
     formulas: bool = True
 
@@ -113,14 +109,14 @@ def layout_record(
         kind: Region type.
         box: x0, y0, x1, y1 in the units of ``size``.
         size: Width and height of the page.
-        angle: Degrees counter-clockwise that make the region upright, one of :data:`ROTATIONS`.
+        angle: Degrees counter-clockwise that make the region upright, as in :func:`format_record`.
     """
     limits = (*size, *size)
     corners = " ".join(
         f"{min(1000, max(0, round(value / limit * 1000))):03d}"
         for value, limit in zip(box, limits, strict=True)
     )
-    return f"<|box_start|>{corners}<|box_end|><|ref_start|>{kind}<|ref_end|>{ROTATIONS[angle]}"
+    return format_record(corners, kind, angle)
 
 
 class PageSource:
