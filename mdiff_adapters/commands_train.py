@@ -148,16 +148,16 @@ def add_characters_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
     characters: Annotated[
         str | None,
-        typer.Option(help="The characters; else accented Latin letters and typographic signs."),
+        typer.Option(help="The characters; else accented, Greek and Cyrillic letters, and signs."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the weights: bf16, fp16, fp32.")] = "bf16",
 ) -> None:
     """Give characters that take several tokens one of their own, to be trained then."""
     with _reported():
         from mdiff_core.training import add_characters
-        from mdiff_core.training.data.texts import LATIN_CHARACTERS
+        from mdiff_core.training.data.texts import CHARACTERS
 
-        wanted = LATIN_CHARACTERS if characters is None else characters
+        wanted = CHARACTERS if characters is None else characters
         typer.echo(f"written: {add_characters(base, wanted, output, dtype=dtype)}")
 
 

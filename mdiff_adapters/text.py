@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 
 from mdiff_adapters.formulas import escape_dollars
@@ -21,6 +23,7 @@ __all__ = [
     "find_loop",
     "split_list_items",
     "strip_special_tokens",
+    "unify_scripts",
     "unwrap_lines",
 ]
 
@@ -267,3 +270,70 @@ def escape_html(text: str) -> str:
     """Return plain text as HTML: escaped once, newlines ``<br>``, ``<sup>`` and ``<sub>`` meant."""
     escaped = html.escape(text, quote=False)
     return _SCRIPT.sub(r"<\1>\2</\1>", escaped).replace("\n", "<br>")
+
+
+# Letters of one shape, for each script what stands for those of the others. Small Greek letters
+# become no Latin ones, but for omicron: in sin α they are meant.
+_TO_LATIN = str.maketrans(
+    "аеорсухіјѕкмтАВЕКМНОРСТУХІЈЅ" + "οΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
+    "aeopcyxijskmtABEKMHOPCTYXIJS" + "oABEZHIKMNOPTYX",
+)
+_TO_CYRILLIC = str.maketrans(
+    "aeopcyxijskmtABEKMHOPCTYXIJS" + "αορχυκτπφΑΒΕΗΙΚΜΟΡΤΥΧΠΦΓΛ",
+    "аеорсухіјѕкмтАВЕКМНОРСТУХІЈЅ" + "аорхуктпфАВЕНІКМОРТУХПФГЛ",
+)
+_TO_GREEK = str.maketrans(
+    "aopxukitvywnABEZHIKMNOPTYXáéíóú" + "аорхкітпфуАВЕНІКМОРТУХПФГЛ",
+    "αορχυκιτνγωηΑΒΕΖΗΙΚΜΝΟΡΤΥΧάέίόύ" + "αορχκιτπφγΑΒΕΗΙΚΜΟΡΤΥΧΠΦΓΛ",
+)
+_SCRIPTS = {"LATIN": _TO_LATIN, "CYRILLIC": _TO_CYRILLIC, "GREEK": _TO_GREEK}
+_LETTERS = re.compile(r"[^\W\d_]+")
+
+
+def unify_scripts(line: str) -> str:
+    """Return a line whose words are in one script each, where letters look the same in several.
+
+    A reader that looks at letters one by one cannot tell a Latin ``a`` from a Cyrillic one; its
+    word can. A word whose letters could all be meant stays, such as a delta before an x.
+
+    Args:
+        line: Text of one line.
+
+    Returns:
+        Text of the same length. Words made of look-alikes follow the line, but for Latin ones: in
+        a line of another script those are names and options.
+    """
+    if line.isascii():
+        return line
+    line = _LETTERS.sub(lambda word: _in_script(word[0], _main_script(word[0])), line)
+    main = _main_script(line)
+
+    def follow(word: re.Match[str]) -> str:
+        return word[0] if _main_script(word[0]) == "LATIN" else _in_script(word[0], main)
+
+    return _LETTERS.sub(follow, line)
+
+
+def _main_script(text: str) -> str | None:
+    """Return the script of most of the letters; None where no script has more than the others."""
+    counts = Counter(filter(None, map(_script, text))).most_common(2)
+    if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]):
+        return None
+    return counts[0][0]
+
+
+@lru_cache(maxsize=2048)
+def _script(char: str) -> str | None:
+    name = unicodedata.name(char, "").split(" ", 1)[0] if char.isalpha() else ""
+    return name if name in _SCRIPTS else None
+
+
+def _in_script(word: str, script: str | None) -> str:
+    """Return a word in a script; as it is where a letter of it has no look-alike there."""
+    if script is None:
+        return word
+    letters = [
+        char if _script(char) in (script, None) else char.translate(_SCRIPTS[script])
+        for char in word
+    ]
+    return "".join(letters) if all(_script(c) in (script, None) for c in letters) else word

@@ -1,16 +1,18 @@
-"""Make a corpus of real prose in other languages out of translated manual pages.
+"""Make a corpus of real prose in other languages out of translated manual pages and messages.
 
 ``python tools/manuals_corpus.py OUT [--languages fr de …] [--accented 0.03]``, after
 ``apt install groff manpages-fr manpages-de manpages-es manpages-pl manpages-pt-br …``.
 
 Writes ``OUT/LANGUAGE.txt``, for ``corpus = ["OUT"]`` of a training file's ``[[data]]``. Kept are
-paragraphs that the model has tokens for and in which enough letters carry accents: what is plain
-ASCII is learned from English as well.
+paragraphs that the model has tokens for and in which enough letters are not plain ASCII: those are
+learned from English as well. Other scripts are made the same way. Where a language has few manual
+pages, as Greek, the messages of programs give more (``gimp-data``, ``libgtk-3-common``).
 """
 
 from __future__ import annotations
 
 import argparse
+import gettext
 import gzip
 import random
 import string
@@ -18,12 +20,13 @@ import subprocess
 import unicodedata
 from pathlib import Path
 
-from mdiff_core.training.data.texts import LATIN_CHARACTERS, prose_paragraphs
+from mdiff_core.training.data.texts import CHARACTERS, prose_paragraphs
 
 MANUALS = Path("/usr/share/man")
+MESSAGES = Path("/usr/share/locale")
 LANGUAGES = ("cs", "da", "de", "es", "fi", "fr", "hu", "it", "nb", "nl", "pl", "pt_BR", "ro", "sv",
              "tr")  # fmt: skip
-KNOWN = set(string.printable) | set(LATIN_CHARACTERS)
+KNOWN = set(string.printable + CHARACTERS)
 
 
 def plain(page: Path) -> str:
@@ -37,22 +40,35 @@ def plain(page: Path) -> str:
     return text.replace("\N{HYPHEN}", "-")
 
 
-def corpus(folder: Path, *, accented: float, max_pages: int, max_words: int) -> list[str]:
-    """Return different paragraphs of a language's manual pages, in random order.
+def messages(catalogue: Path) -> list[str]:
+    """Return the translated messages of a program."""
+    with catalogue.open("rb") as file:
+        # No public name gives all of them.
+        found = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+    # The empty one holds the file's header.
+    return [text for key, text in found.items() if key]
+
+
+def corpus(
+    manuals: Path, catalogues: Path, *, accented: float, max_pages: int, max_words: int
+) -> list[str]:
+    """Return different paragraphs of a language, in random order.
 
     Args:
-        folder: ``man`` folder of the language.
+        manuals: Folder of the language's manual pages, which may be missing.
+        catalogues: Folder of its message catalogues, which may be missing.
         accented: Least share of characters that are not ASCII.
-        max_pages: Pages looked at, spread evenly over all.
+        max_pages: Manual pages looked at, spread evenly over all.
         max_words: Words after which it stops.
     """
-    pages = sorted(folder.rglob("*.gz"))
+    pages = sorted(manuals.rglob("*.gz"))
     pages = pages[:: max(1, len(pages) // max_pages)]
+    texts = [line for page in pages for line in plain(page).splitlines()]
+    texts += [text for catalogue in sorted(catalogues.glob("*.mo")) for text in messages(catalogue)]
     found = {
         unicodedata.normalize("NFC", " ".join(paragraph))
-        for page in pages
-        for line in plain(page).splitlines()
-        for paragraph in prose_paragraphs(line)
+        for text in texts
+        for paragraph in prose_paragraphs(text)
     }
     paragraphs = [
         p
@@ -82,6 +98,7 @@ def main() -> None:
     for language in options.languages:
         paragraphs = corpus(
             MANUALS / language,
+            MESSAGES / language / "LC_MESSAGES",
             accented=options.accented,
             max_pages=options.max_pages,
             max_words=options.max_words,

@@ -21,7 +21,7 @@ from mdiff_adapters.evaluation.metrics import (
     teds_structure,
     word_error,
 )
-from mdiff_adapters.text import strip_special_tokens
+from mdiff_adapters.text import strip_special_tokens, unify_scripts
 from mdiff_core.config import TASKS, Task
 from mdiff_core.protocol import LAYOUT_SIZE_PX
 from mdiff_core.segments import prepare_line
@@ -153,11 +153,11 @@ def read_crops(engine: Engine, crops: Iterable[Crop], decode: DecodeConfig) -> I
         number, piece = map(int, answer.id.split("."))
         waiting[number][2][piece] = answer
         while upcoming in waiting and len(waiting[upcoming][2]) == len(waiting[upcoming][1]):
-            yield _join(*waiting.pop(upcoming))
+            yield _join(*waiting.pop(upcoming), unit)
             upcoming += 1
     for number in sorted(waiting):
         # A crop without ink at the end asks nothing and is read as nothing.
-        yield _join(*waiting[number])
+        yield _join(*waiting[number], unit)
 
 
 def _prepare(crop: Crop, unit: Capabilities) -> tuple[list[Image.Image], list[bool]]:
@@ -167,15 +167,21 @@ def _prepare(crop: Crop, unit: Capabilities) -> tuple[list[Image.Image], list[bo
     return [image for image, _ in pieces], [gap for _, gap in pieces]
 
 
-def _join(crop: Crop, gaps: Sequence[bool], answers: dict[int, Answer]) -> Reading:
+def _join(
+    crop: Crop, gaps: Sequence[bool], answers: dict[int, Answer], unit: Capabilities
+) -> Reading:
     text = ""
     for piece, gap in enumerate(gaps):
         part = answers[piece].text.strip()
         text += (" " if gap and text and part else "") + part
+    if crop.task not in ("layout", "table"):
+        text = strip_special_tokens(text).text
+    if crop.task == "text" and unit.segment_px is not None:
+        text = unify_scripts(text)  # as the segmenter that cuts lines does
     found = list(answers.values())
     return Reading(
         crop=crop,
-        answer=text if crop.task in ("layout", "table") else strip_special_tokens(text).text,
+        answer=text,
         tokens=sum(a.num_tokens + (a.finish_reason in _FINISHED) for a in found),
         forwards=sum(a.num_forwards for a in found),
         errors=sum(a.error is not None for a in found),

@@ -44,7 +44,7 @@ from mdiff_adapters.segmenters.order import (
     is_list_item,
     reading_order,
 )
-from mdiff_adapters.text import find_loop, strip_special_tokens, unwrap_lines
+from mdiff_adapters.text import find_loop, strip_special_tokens, unify_scripts, unwrap_lines
 from mdiff_core.segments import prepare_line
 
 __all__ = ["LineSegmenter"]
@@ -466,6 +466,7 @@ def _read(line: _Line, answers: dict[str, Answer]) -> None:
         if answer.confidence is not None and answer.num_tokens:
             weighted += answer.confidence * answer.num_tokens
             weight += answer.num_tokens
+    line.text = unify_scripts(line.text)
     line.confidence = weighted / weight if weight else None
 
 

@@ -21,6 +21,7 @@ from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 from torch.nn import functional as F
 
+from mdiff_adapters.text import unify_scripts
 from mdiff_core import Capabilities, DecodeConfig, DecodeRequest, Engine
 from mdiff_core.checkpoint import resolve_checkpoint
 from mdiff_core.engine import choose_device, choose_dtype
@@ -60,7 +61,7 @@ class Lines:
             at += len(gaps)
             pairs = zip(gaps, parts, strict=True)
             line = "".join((" " if gap else "") + part for gap, part in pairs)
-            read, true = " ".join(line.split()), " ".join(truth.split())
+            read, true = unify_scripts(" ".join(line.split())), " ".join(truth.split())
             wrong += Levenshtein.distance(read, true)
             total += len(true)
         return wrong / total

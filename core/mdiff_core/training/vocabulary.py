@@ -33,15 +33,20 @@ ROW_MULTIPLE = 64
 HEAD_SHARE = 0.8
 """Size of a new row of the head beside that of the character it began as: as large, it would take
 half of that one's probability before it has learned anything."""
+_LOOK_ALIKES = str.maketrans(
+    "аеорсухіјѕкАВЕКМНОРСТУХІЈЅ" + "ονκυαιρΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
+    "aeopcyxijskABEKMHOPCTYXIJS" + "ovkuaipABEZHIKMNOPTYX",
+)
+"""Cyrillic, then Greek letters that are drawn as Latin ones."""
 
 
 def add_characters(base: str, characters: str, output: Path, *, dtype: str = "bf16") -> Path:
     """Write a checkpoint with one more token for each character that the base writes as several.
 
     The new rows of the embedding and of the head begin as those of the plain letter (``e`` for
-    ``é``), else of the character's last byte. Nothing else changes: text without the characters
-    has the same ids, and is read the same but for the probability that the new tokens take until
-    they are trained.
+    ``é``) or of the Latin letter that looks like it, else of the character's last byte. Nothing
+    else changes: text without the characters has the same ids, and is read the same but for the
+    probability that the new tokens take until they are trained.
 
     Args:
         base: Name or folder of a checkpoint with a byte-level BPE tokenizer.
@@ -103,7 +108,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def _origin(tokenizer: Tokenizer, character: str) -> int:
     """Return the token that a character's rows begin as."""
-    plain = unicodedata.normalize("NFD", character)[0]
+    plain = unicodedata.normalize("NFD", character)[0].translate(_LOOK_ALIKES)
     return _ids(tokenizer, plain if plain.isascii() else character)[-1]
 
 

@@ -13,6 +13,7 @@ from mdiff_adapters.text import (
     find_loop,
     split_list_items,
     strip_special_tokens,
+    unify_scripts,
     unwrap_lines,
 )
 
@@ -132,6 +133,28 @@ def test_a_repeated_tail_is_found_with_a_primitive_unit(head: str, unit: str, ti
 def test_lines_are_unwrapped(wrapped: str, text: str) -> None:
     assert unwrap_lines(wrapped) == text
     assert unwrap_lines(text) == text
+
+
+@pytest.mark.parametrize(
+    ("read", "unified"),
+    [
+        ("п\u0440иветc\u0442вуем", "приветствуем"),
+        ("\u041d προβολή \u0410ν", "Η προβολή Αν"),
+        ("t\u0430 λόγια", "τα λόγια"),
+        ("\u043e l\u0430ser \u0430 \u0421\u041e2", "o laser a CO2"),
+        # What could be meant stays: formulas, names and options in other scripts, real mixtures.
+        ("Δx sinα λmax μm 2πr", "Δx sinα λmax μm 2πr"),
+        ("файл -o HP x", "файл -o HP x"),
+        ("USB-кабель, ШИМ и PWM", "USB-кабель, ШИМ и PWM"),
+        ("x-ый", "x-ый"),
+        ("plain ASCII, naïve café", "plain ASCII, naïve café"),
+        ("", ""),
+    ],
+)
+def test_words_are_in_one_script(read: str, unified: str) -> None:
+    assert unify_scripts(read) == unified
+    assert unify_scripts(unified) == unified
+    assert len(unify_scripts(read)) == len(read)
 
 
 def test_a_word_list_decides_about_hyphens() -> None:

@@ -19,7 +19,7 @@ from mdiff_core.models.config import ModelConfig
 from mdiff_core.prompts import Codec
 from mdiff_core.testing import write_random_checkpoint
 from mdiff_core.training import add_characters
-from mdiff_core.training.data.texts import LATIN_CHARACTERS
+from mdiff_core.training.data.texts import CHARACTERS
 
 EMBED = "language_model.model.embed_tokens.weight"
 HEAD = "language_model.lm_head.weight"
@@ -29,7 +29,8 @@ NEW = "ạ漢\U0001d53d"
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    return write_random_checkpoint(tmp_path / "base")
+    # The embedded tokenizer has 640 tokens: there are unused rows.
+    return write_random_checkpoint(tmp_path / "base", text={"vocab_size": 704})
 
 
 def codec_of(folder: Path) -> Codec:
@@ -77,6 +78,28 @@ def test_new_rows_begin_as_the_plain_letter_or_the_last_byte(base: Path, tmp_pat
     assert result.error is None and result.num_forwards > 0
 
 
+def test_new_rows_of_other_scripts_begin_as_the_latin_letter_of_the_same_shape(
+    base: Path, tmp_path: Path
+) -> None:
+    pairs = {
+        "\N{CYRILLIC SMALL LETTER ES}": "c",
+        "\N{CYRILLIC SMALL LETTER IO}": "e",
+        "\N{GREEK CAPITAL LETTER ETA}": "H",
+        "\N{GREEK SMALL LETTER ALPHA WITH TONOS}": "a",
+    }
+    path = base / "tokenizer.json"
+    tokenizer, raw = Tokenizer.from_file(str(path)), json.loads(path.read_text(encoding="utf-8"))
+    for character in pairs:
+        # The embedded tokenizer has a token for each: without it, they are bytes again.
+        raw["model"]["vocab"].pop("".join(tokenizer.encode(character).tokens), None)
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    folder = add_characters(str(base), "".join(pairs), tmp_path / "new", dtype="fp32")
+    old, new, codec = weights(base)[EMBED], weights(folder)[EMBED], codec_of(folder)
+    for character, latin in pairs.items():
+        [ours], [plain] = codec.encode(character), codec.encode(latin)
+        assert torch.equal(new[ours], old[plain]), character
+
+
 def test_neighbours_of_the_characters_keep_their_tokens(base: Path, tmp_path: Path) -> None:
     """Characters of one block share their first bytes, those of one column their last ones."""
     before = codec_of(base)
@@ -107,7 +130,7 @@ def test_characters_are_taken_as_the_tokenizer_normalises_them(base: Path, tmp_p
 
 
 def test_more_rows_are_made_where_the_unused_ones_do_not_do(base: Path, tmp_path: Path) -> None:
-    characters = "".join(chr(code) for code in range(0x4E00, 0x4E40))
+    characters = "".join(chr(code) for code in range(0x4E00, 0x4E50))
     folder = add_characters(str(base), characters, tmp_path / "new")
     codec, rows = codec_of(folder), len(weights(folder)[EMBED])
     assert rows == len(weights(folder)[HEAD]) == ModelConfig.from_folder(folder).text.vocab_size
@@ -120,13 +143,13 @@ def test_a_tied_head_stays_tied(tmp_path: Path) -> None:
     assert HEAD not in weights(add_characters(str(base), "ạ", tmp_path / "new"))
 
 
-def test_the_embedded_checkpoint_has_a_token_for_each_latin_character() -> None:
+def test_the_embedded_checkpoint_has_a_token_for_each_character_that_is_drawn() -> None:
     from mdiff_core.checkpoint import resolve_checkpoint
 
     codec = codec_of(resolve_checkpoint("tiny"))
-    assert len(set(LATIN_CHARACTERS)) > 150
-    assert {c: len(codec.encode(c)) for c in LATIN_CHARACTERS if len(codec.encode(c)) > 1} == {}
-    assert codec.decode(codec.encode(LATIN_CHARACTERS)) == LATIN_CHARACTERS
+    assert len(set(CHARACTERS)) > 300
+    assert {c: len(codec.encode(c)) for c in CHARACTERS if len(codec.encode(c)) > 1} == {}
+    assert codec.decode(codec.encode(CHARACTERS)) == CHARACTERS
 
 
 def test_the_command(base: Path, tmp_path: Path) -> None:

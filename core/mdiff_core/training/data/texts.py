@@ -6,7 +6,6 @@ the picture says a part number.
 
 from __future__ import annotations
 
-import logging
 import re
 import string
 import unicodedata
@@ -21,9 +20,7 @@ import numpy as np
 from mdiff_core.config import suggest
 from mdiff_core.errors import ConfigError
 
-__all__ = ["KINDS", "LATIN_CHARACTERS", "TextMix", "corpus_of", "prose_paragraphs", "prose_words"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["CHARACTERS", "KINDS", "TextMix", "corpus_of", "prose_paragraphs", "prose_words"]
 
 Rng = np.random.Generator
 
@@ -46,10 +43,20 @@ def _accented_variants() -> dict[str, str]:
 _VARIANTS = _accented_variants()
 _TYPOGRAPHIC = "“”‘’–—…•§°€£©®«»×±"
 _RARELY_TYPOGRAPHIC = "„·¥¢™÷−µ¼½¾¹²³¿¡†‡≤≥≠≈→←∞√∑"
-LATIN_CHARACTERS = _ACCENTED + _RARELY_ACCENTED + _TYPOGRAPHIC + _RARELY_TYPOGRAPHIC
-"""The accented letters and typographic signs of Latin script that are drawn."""
 _GREEK = "αβγδεζηθικλμνξοπρστυφχψωςάέήίόύώ"
-_CYRILLIC = "абвгдежзийклмнопрстуфхцчшщъыьэюя"
+_CYRILLIC = "абвгдеёжзийклмнопрстуфхцчшщъыьэюя"
+# Ukrainian, Belarusian, Serbian, Macedonian.
+_RARELY_CYRILLIC = "єіїґўђјљњћџѓѕќ"
+CHARACTERS = "".join(
+    [
+        _ACCENTED + _RARELY_ACCENTED + _TYPOGRAPHIC + _RARELY_TYPOGRAPHIC,
+        _GREEK + "ϊϋΐΰ" + _GREEK.replace("ς", "").upper() + "ΪΫ",
+        _CYRILLIC + _RARELY_CYRILLIC + _CYRILLIC.upper() + _RARELY_CYRILLIC.upper() + "№",
+    ]
+)
+"""The letters and signs outside of ASCII that are drawn, but for Chinese: accented Latin letters,
+typographic signs, modern Greek, Cyrillic (Russian, Ukrainian, Belarusian, Bulgarian, Serbian,
+Macedonian). The embedded checkpoint has a token for each."""
 # The 2000 ideographs that start the block are not the common ones; ranges of daily characters are
 # spread over it, so all of the basic block is drawn from.
 _CHINESE = (0x4E00, 0x9FA5)
@@ -382,7 +389,7 @@ KINDS: Mapping[str, Callable[[Rng, Sequence[str]], Maker]] = {
     "accents": _accents_maker,
     "typographic": _typographic_maker,
     "greek": _script(_GREEK),
-    "cyrillic": _script(_CYRILLIC),
+    "cyrillic": _script(_CYRILLIC * 3 + _RARELY_CYRILLIC),
     "chinese": _chinese_maker,
 }
 """Kinds of text by name, each ``kind(rng, words) -> maker of words``."""
