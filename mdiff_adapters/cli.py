@@ -323,10 +323,11 @@ def _check_writable(path: Path, files: list[str]) -> None:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        if path.exists():
+        if path.is_file():
             path.open("ab").close()
-        # What may be written is known for sure only by writing.
-        tempfile.TemporaryFile(dir=folder).close()
+        elif not path.exists():  # else a device or a pipe, which opening would change
+            # What may be written is known for sure only by writing.
+            tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         reason = f"{folder} is a file" if folder.is_file() else error.strerror or error
         raise ConfigError(

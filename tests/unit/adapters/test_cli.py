@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +360,18 @@ def test_layouts_are_drawn_into_a_folder(three: Path, tmp_path: Path) -> None:
     assert parse(three, other, "--layout-image", tmp_path / "a.jpg", "-q").exit_code == 0
     assert (tmp_path / "a-three-2.jpg").is_file()
     assert (tmp_path / "a-three-p0003.jpg").is_file()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.timeout(60)
+def test_pipes_and_devices_are_written_to(three: Path, tmp_path: Path) -> None:
+    assert parse(three, "-o", os.devnull, "-q").exit_code == 0
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(pipe.read_text)
+        assert parse(three, "-o", pipe, "-q").exit_code == 0
+        assert "Text of page 3" in written.result()
 
 
 def test_documents_are_not_written_over(tmp_path: Path) -> None:
