@@ -27,7 +27,6 @@ __all__ = [
     "unwrap_lines",
 ]
 
-
 _SPECIAL = re.compile(r"<\|[^<>|\n]{0,64}\|>")
 # The tail of an answer that was cut inside a token: `<|im_`, `<|im_end|`. A lone `<` may be text.
 _CUT_SPECIAL = re.compile(r"<\|[^\s<>|]{0,64}\|?\Z")

@@ -31,8 +31,9 @@ from mdiff_adapters.errors import (
     EngineUnavailableError,
     MDiffError,
 )
+from mdiff_adapters.text import cut_at_stop
 from mdiff_core.config import strict_from_dict
-from mdiff_core.protocol import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
+from mdiff_core.protocol import SYSTEM_PROMPT, TASK_PROMPTS
 
 if TYPE_CHECKING:
     import httpx
@@ -421,8 +422,7 @@ def _to_answer(request: Request, reply: Any) -> Answer:
     if reason not in ("stop", "length"):
         raise EngineError(f"the server ended the answer with {reason!r}")
     # Servers that are told to keep special tokens leave the end token in the text.
-    cut = min((text.find(end) for end in END_TOKENS if end in text), default=len(text))
-    text = text[:cut]
+    text = cut_at_stop(text)
     return Answer(
         id=request.id,
         text=text,

@@ -21,6 +21,7 @@ from mdiff_adapters.engines.base import Answer, Capabilities, DecodeConfig, Requ
 from mdiff_adapters.engines.shared import SpecEngine
 from mdiff_adapters.engines.spec import EngineSpec
 from mdiff_adapters.errors import CheckpointError, ConfigError, EngineError
+from mdiff_adapters.text import cut_at_stop
 from mdiff_core.config import strict_from_dict
 from mdiff_core.protocol import END_TOKENS, SYSTEM_PROMPT, TASK_PROMPTS
 
@@ -171,15 +172,14 @@ class ReferenceEngine(SpecEngine):
             )
         answer = ids[0].tolist()
         ended = len(answer) < num_blocks * decode.block_length
-        text = self._tokenizer.decode(answer[:limit], skip_special_tokens=False)
         # Upstream cuts at the first token of its list that occurs; the earliest one counts.
-        cut = min((text.find(end) for end in END_TOKENS if end in text), default=len(text))
+        text = cut_at_stop(self._tokenizer.decode(answer[:limit], skip_special_tokens=False))
         steps = int(step_map.max()) if step_map.numel() else 0
         blocks = -(-step_map.shape[1] // decode.block_length)
         return Answer(
             id=request.id,
-            text=text[:cut],
-            finish_reason="empty" if not text[:cut].strip() else "stop" if ended else "length",
+            text=text,
+            finish_reason="empty" if not text.strip() else "stop" if ended else "length",
             num_tokens=min(len(answer), limit),
             # One prefill, the denoising steps, and one commit a block.
             num_forwards=1 + steps + blocks,

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KEEPS_LINES", "ModelSegmenter"]
 
-"""Both sides of the page image that the layout task was trained on."""
 INSIDE_SHARE = 0.9
 """Share of a box inside another from which on the other one tells its content."""
 BLANK_LEVELS = 12
